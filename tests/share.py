@@ -33,11 +33,15 @@ def on_one_release(test: Test) -> Test:
     return (pytest.mark.proof if is_here else pytest.mark.sweep)(test)
 
 
-def shared_proofs(items: Sequence[T]) -> list[Any]:
-    """Return the items as parameters of a test: proofs in this release's share, others `sweep`."""
-    shared = share(items)
-    marks = (pytest.mark.proof if item in shared else pytest.mark.sweep for item in items)
-    return [_parameter(item, mark) for item, mark in zip(items, marks, strict=True)]
+def shared_proofs(items: Iterable[Any]) -> list[Any]:
+    """Return the items as parameters of a test, tuples as several.
+
+    Those in this release's share are proofs, and the others are marked `sweep`.
+    """
+    return [
+        _parameter(item, pytest.mark.proof if number % 2 == HALF else pytest.mark.sweep)
+        for number, item in enumerate(items)
+    ]
 
 
 def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
@@ -51,9 +55,12 @@ def for_sweep_unless(chosen: Sequence[str], names: Iterable[str]) -> list[Any]:
 
 
 def first_and_proofs(items: Iterable[Any]) -> list[Any]:
-    """Return the items as parameters of a test, tuples as several. All but the first are proofs."""
-    first, *others = items
-    return [_parameter(first), *(_parameter(other, pytest.mark.proof) for other in others)]
+    """Return the items as parameters of a test, tuples as several.
+
+    The first one is no proof, and the others are shared among the releases.
+    """
+    items = list(items)
+    return [_parameter(items[0]), *shared_proofs(items)[1:]]
 
 
 def _parameter(item: Any, *marks: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import gc
 import importlib
 import re
 import subprocess
@@ -49,6 +50,15 @@ LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}
 def parsed(path):
     """Return the nodes of a file's syntax tree, from the root."""
     return list(ast.walk(ast.parse(path.read_text())))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees():
+    """Keep the syntax trees, a million objects, away from garbage collections."""
+    gc.disable()
+    yield
+    parsed.cache_clear()
+    gc.enable()
 
 
 #: The groups of entry points that have the name of a module.

@@ -153,7 +153,12 @@ def test_a_temporary_folder_is_removed_with_its_processes_on_a_signal(ending, tm
             processes.run(["sh", "-c", f"echo {folder} > {sys.argv[1]}; exec sleep 300"])
     """
     written = tmp_path / "folder"
-    parent = subprocess.Popen(python(textwrap.dedent(script), str(written)), stderr=subprocess.PIPE)
+    parent = subprocess.Popen(
+        python(textwrap.dedent(script), str(written)),
+        stderr=subprocess.PIPE,
+        # `nohup` starts its command with SIGHUP ignored.
+        preexec_fn=lambda: signal.signal(ending, signal.SIG_DFL),
+    )
     wait_for(lambda: written.exists() and written.read_text().endswith("\n"))
     folder = written.read_text().strip()
     assert os.path.isdir(folder)

@@ -249,7 +249,7 @@ class _Case:
             return "nothing to differentiate"
 
         def apply(full: list[Any]) -> list[Any]:
-            return jaxcompat.jaxpr_as_fun(self.apply.jaxpr)(*full)
+            return _compiled(self.apply.jaxpr, full)
 
         def reference(full: list[Any]) -> list[Any]:
             count = len(variables)
@@ -264,7 +264,7 @@ class _Case:
             args = list(self.args)
             for i, x in zip(self.late, full[len(variables) :], strict=True):
                 args[i] = x
-            return jaxcompat.jaxpr_as_fun(self.program.jaxpr)(*args)
+            return _compiled(self.program.jaxpr, args)
 
         refs = NO_DERIVATIVE_OF_REFS if has_refs(self.program.jaxpr) else ()
         expected_errors = (*NO_DERIVATIVE, *refs, UserFunctionError)

@@ -27,6 +27,7 @@ from tests.programs.ops import (
     coerce,
 )
 from tests.programs.random_programs import RandomProgram
+from tests.share import on_one_release
 
 #: The features that random programs must contain, in addition to all dtypes and operations.
 FEATURES = {
@@ -185,6 +186,7 @@ def many_draws():
     ]
 
 
+@on_one_release
 def test_some_hundred_draws_contain_every_feature():
     found = Counter(feature for _, features in many_draws() for feature in features)
     wanted = FEATURES | {*DTYPES, *DTYPES_X64}
@@ -192,6 +194,7 @@ def test_some_hundred_draws_contain_every_feature():
     assert len([name for name in OPS if found[f"op {name}"]]) > 0.9 * len(OPS)
 
 
+@on_one_release
 def test_most_draws_have_dead_code_and_few_are_equal():
     dead = [any("dead" in feature for feature in features) for _, features in many_draws()]
     assert sum(dead) > len(dead) / 2
@@ -204,7 +207,7 @@ def test_draws_are_the_same_for_the_same_seed():
 
 def test_a_program_prints_as_the_code_that_makes_it():
     names = {**vars(plans), "RandomProgram": RandomProgram, "T": T}
-    for drawn, _ in many_draws()[:40]:
+    for drawn in draws(40):
         assert eval(repr(drawn), names) == drawn
 
 
@@ -253,6 +256,7 @@ def test_every_collective_traces_for_all_its_types():
             jax.make_jaxpr(function_of(plans.Plan(block)), axis_env=AXES)(coerce(1, t))
 
 
+@on_one_release
 def test_collectives_are_drawn_if_requested():
     found: set[str] = set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.programs.harnesses import harness_programs
+from tests.share import on_one_release
 from tests.sweep import fakes
 from tests.sweep.__main__ import failure, table, tasks_of
 from tests.sweep.corpora import Harnesses, RandomPrograms
@@ -38,6 +39,7 @@ def run(part, tmp_path, **options):
     return {program: (r.kind, r.error) for (_, program), r in state.results.items()}
 
 
+@on_one_release
 def test_a_process_that_dies_fails_its_program_and_the_rest_is_run(tmp_path):
     results = run(NUMBERS, tmp_path, jobs=1)
     kind, error = results.pop("3")
@@ -125,6 +127,7 @@ def test_every_part_is_found():
     assert {type(part) for part in parts} == {Part, MarkedTests}
 
 
+@on_one_release
 def test_a_process_with_full_memory_is_replaced_by_another(tmp_path, monkeypatch):
     monkeypatch.setenv("SWEEP_MOST_BYTES", "1")
     assert len(run(NUMBERS, tmp_path, jobs=1)) == 9

@@ -25,6 +25,7 @@ from jaxprtool.commands.bench.turns import (
 from jaxprtool.commands.compare.variants import Variant
 from jaxprtool.errors import ArgumentsError, BackendError, PipelineError, UnsupportedError
 from jaxprtool.ir.documents import as_json
+from tests.share import on_one_release
 
 X = jnp.arange(4.0)
 
@@ -151,7 +152,7 @@ def test_results_may_differ_and_arguments_may_not():
         jaxprtool.bench([loss, other])
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_isolated_variants_are_measured_like_others_and_a_crash_is_one_line():
     program = jaxprtool.trace(lambda key, x: x * jax.random.normal(key, x.shape), KEY, X)
     found = jaxprtool.bench(program, (KEY, X), passes=["", "dce"], repeat=7, isolate=True)

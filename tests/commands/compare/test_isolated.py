@@ -9,6 +9,7 @@ import pytest
 import jaxprtool
 from jaxprtool.commands.compare import isolated
 from jaxprtool.errors import UnsupportedError
+from tests.share import on_one_release
 
 
 def f(key, x):
@@ -19,7 +20,7 @@ def f(key, x):
 ARGS = jax.random.key(1), jnp.arange(4.0)
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_results_of_any_dtype_are_returned_unchanged():
     program = jaxprtool.trace(f, *ARGS)
     runner = isolated.IsolatedRunner(isolated.Variant("f", program))
@@ -27,7 +28,7 @@ def test_results_of_any_dtype_are_returned_unchanged():
     assert [jax.typeof(x).dtype for x in runner(ARGS)] == [x.dtype for x in here]
 
 
-@pytest.mark.usefixtures("processes")
+@on_one_release
 def test_a_crash_is_one_line_with_its_signal_and_the_others_continue(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
     run, calls = isolated.processes.run_process, []

@@ -16,7 +16,7 @@ from tests.formats.jaxpr.round_trips import count, prove_round_trip
 from tests.programs import Case, harness_share, sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
-from tests.share import first_and_proofs, share
+from tests.share import share
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -48,7 +48,7 @@ def test_samples_and_their_gradients_round_trip(file):
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize("chunk", first_and_proofs(share(range(4))))
+@pytest.mark.parametrize("chunk", share(range(4)))
 def test_random_programs_round_trip(chunk):
     prove_corpus(10, prove_written, start=chunk // 2, step=2)
 

@@ -25,7 +25,7 @@ from tests.formats.python.kinds import kinds
 from tests.programs import harness_share, same, sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.samples import sample_files
-from tests.share import first_and_proofs, share
+from tests.share import first_and_proofs
 from tests.sweep.corpora import Harnesses, RandomPrograms, Samples
 from tests.sweep.parts import Part
 
@@ -75,7 +75,7 @@ def test_a_share_of_jaxs_test_programs_round_trips() -> None:
     assert total["equivalent"] > 250
 
 
-@pytest.mark.parametrize("file", first_and_proofs(share(sample_files())))
+@pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_samples_and_their_gradients_round_trip(file: str) -> None:
     for case in sample_programs(file):
         with case.setting():

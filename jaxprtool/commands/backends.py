@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from jaxprtool.commands.explain.explanation import BackendsDocument
     from jaxprtool.execute.running.backends import Survey
 
-# --- backends -------------------------------------------------------------------------------------
-# The backends and devices that JAX has here.
-
 INFO = CommandInfo(
     panel="Several devices",
     position=2,
@@ -26,10 +23,6 @@ INFO = CommandInfo(
     run="jaxprtool.commands.backends:backends_command",
     documents=("jaxprtool.commands.explain.explanation:BackendsDocument",),
 )
-
-
-# --- backends -------------------------------------------------------------------------------------
-# `jaxprtool backends`: the backends, plug-ins and devices of this machine.
 
 
 @command

@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from jaxprtool.formats.lowering import XlaComputation
     from jaxprtool.ir.program import Program
 
-# --- emit -----------------------------------------------------------------------------------------
-# Programs in other formats: Python, StableHLO, HLO, graphs and `jax.export`.
-
 INFO = CommandInfo(
     panel="Rewrite and export",
     position=2,
@@ -39,9 +36,6 @@ INFO = CommandInfo(
     documents=("jaxprtool.commands.emit:EmitDocument",),
 )
 
-
-# --- emit -----------------------------------------------------------------------------------------
-# `jaxprtool emit`: a program as Python, as compiler input, or as a picture.
 
 _EMITTED = Panel("Format")
 _COMPUTATION = Panel("As jax.xla_computation: stablehlo, hlo and hlo-proto")

@@ -12,9 +12,6 @@ from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import FunctionOptions, Tracing, command
 from jaxprtool.registry import CommandInfo
 
-# --- shapecheck -----------------------------------------------------------------------------------
-# Claims about the types of results, checked for all sizes.
-
 INFO = CommandInfo(
     panel="Rewrite and export",
     position=5,
@@ -23,9 +20,6 @@ INFO = CommandInfo(
     documents=("jaxprtool.commands.shapecheck:ClaimDocument",),
 )
 
-
-# --- shapecheck -----------------------------------------------------------------------------------
-# `jaxprtool shapecheck`: checks the result types of a function.
 
 _Target = Annotated[
     str,

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.documents.programs import PassRun
 
-# --- vmap -----------------------------------------------------------------------------------------
-# A function mapped over an axis.
-
 INFO = CommandInfo(
     panel="Rewrite and export",
     position=4,
@@ -31,9 +28,6 @@ INFO = CommandInfo(
     documents=("jaxprtool.commands.vmap:VmapDocument",),
 )
 
-
-# --- vmap -----------------------------------------------------------------------------------------
-# `jaxprtool vmap`: a function of one example, mapped over many.
 
 _MAPPED = Panel("Mapping")
 

@@ -105,7 +105,7 @@ def terminal(folder, monkeypatch):
 
     def run(*arguments: str, columns: int = 80, lines: int = 24) -> str:
         shown = Terminal()
-        monkeypatch.setattr("jaxprtool.cli.output._size", lambda stream: (columns, lines))
+        monkeypatch.setattr("jaxprtool.cli.output.size", lambda stream: (columns, lines))
         monkeypatch.setenv("NO_COLOR", "1")
         with redirect_stdout(shown):
             assert main(arguments) == 0

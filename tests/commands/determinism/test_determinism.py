@@ -130,7 +130,7 @@ def test_an_xla_option_changes_bits_and_the_equation_is_named(option, function, 
     assert changed.name.startswith(name) and changed.differing == 1 and changed.results[0].ulps
     (cause,) = found.causes
     where = cause.prefix or cause.divergence
-    assert where.results and where.source.startswith("tests/api/investigate/")
+    assert where.results and where.source.startswith("tests/commands/determinism/")
     if cause.divergence.found:  # equal operands, and other results
         assert all(each.equal for each in cause.divergence.operands)
         assert not any(each.equal for each in cause.divergence.results)

@@ -1,7 +1,7 @@
 """Each rule finds something in twenty programs, and nothing in twenty near misses.
 
 The programs are patterns of public code. A run takes a tenth of them, another one on each JAX
-release; `pytest -m sweep tests/analysis/lint` takes all.
+release; `pytest -m sweep tests/commands/lint` takes all.
 """
 
 import re

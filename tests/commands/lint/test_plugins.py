@@ -51,7 +51,7 @@ def test_a_rule_of_a_package_is_run_and_selected_like_ours(install):
     program = jaxprtool.trace(twice, jnp.ones(8))
     (found,) = jaxprtool.lint(program)
     assert (found.code, found.message, found.cost.flops) == ("XY101", "tanh of tanh", 8)
-    assert found.cost.text == "8 FLOPs" and found.line.startswith("tests/analysis/lint/")
+    assert found.cost.text == "8 FLOPs" and found.line.startswith("tests/commands/lint/")
     assert len(jaxprtool.lint(program, select=["XY"])) == 1
     assert len(jaxprtool.lint(program, ignore=["XY1"])) == 0
     assert len(jaxprtool.lint(program, select="JT1, XY1")) == 1

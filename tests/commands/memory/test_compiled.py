@@ -43,7 +43,7 @@ def of_kind(each, kind):
 
 
 def line(function, below):
-    return f"tests/analysis/memory/{HERE}{function.__code__.co_firstlineno + below}"
+    return f"tests/commands/memory/{HERE}{function.__code__.co_firstlineno + below}"
 
 
 def mlp(params, x):

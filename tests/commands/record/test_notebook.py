@@ -26,7 +26,7 @@ def shell():
 def shown(shell, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = []
-    monkeypatch.setattr("jaxprtool.commands.record.record.display", found.append)
+    monkeypatch.setattr("jaxprtool.commands.record.notebook.display", found.append)
     return found
 
 

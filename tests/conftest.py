@@ -12,7 +12,6 @@ that is named runs whole.
 import gc
 import os
 import sys
-import threading
 from importlib.metadata import version
 from pathlib import Path
 
@@ -84,28 +83,6 @@ def pytest_collection():
         gc.enable()
         gc.set_threshold(*_THRESHOLD)
         gc.freeze()  # modules are permanent, so garbage collections can skip them
-        if "jax" in sys.modules:
-            _share_mlir_contexts()
-
-
-def _share_mlir_contexts() -> None:
-    """Let ten lowerings in turn share an MLIR context, as JAX 0.12 does.
-
-    JAX 0.10 makes a context for each lowering, in 3 ms: a tenth of the time of all tests.
-    """
-    from jaxprtool.jaxcompat.lowering import jax_lowering
-
-    if hasattr(jax_lowering, "_create_ir_context"):  # JAX shares them
-        return
-    create, contexts = jax_lowering.make_ir_context, threading.local()
-
-    def shared():
-        if getattr(contexts, "uses", 10) == 10:
-            contexts.context, contexts.uses = create(), 0
-        contexts.uses += 1
-        return contexts.context
-
-    jax_lowering.make_ir_context = shared
 
 
 def _has_proofs(path: Path) -> bool:

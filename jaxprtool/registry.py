@@ -75,14 +75,14 @@ def panels() -> dict[str, dict[str, CommandInfo]]:
 
     A command whose package cannot be imported is left out, with a warning.
     """
-    commands: dict[str, CommandInfo] = {}
+    infos: dict[str, CommandInfo] = {}
     for name, point in _installed(_path()).items():
         try:
-            commands[name] = _loaded(point)
+            infos[name] = _loaded(point)
         except PluginError as error:
             _warn(str(error))
-    titles = dict.fromkeys((*PANELS, *sorted(each.panel for each in commands.values())))
-    ordered = sorted(commands.items(), key=lambda command: (command[1].position, command[0]))
+    titles = dict.fromkeys((*PANELS, *sorted(each.panel for each in infos.values())))
+    ordered = sorted(infos.items(), key=lambda command: (command[1].position, command[0]))
     return {
         title: {name: each for name, each in ordered if each.panel == title} for title in titles
     }

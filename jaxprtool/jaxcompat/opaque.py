@@ -288,16 +288,16 @@ def numbered_errors(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return jax.tree.leaves((error._pred, codes, error._payload))
 
 
-def callback_function(callback: object) -> Any:
-    """Return the user's function in an equation's parameter `callback`, or custom_vmap's `rule`."""
-    if isinstance(callback, custom_batching.ClosedRule):
-        return callback.rule
-    if isinstance(callback, FunctionType) and callback.__module__ == custom_batching.__name__:
-        closed = inspect.getclosurevars(callback).nonlocals.get("rule")  # for its derivative
-        return callback if closed is None else callback_function(closed)
-    if isinstance(callback, FlatCallback):
-        return callback.callback_func
-    if isinstance(callback, FunctionType) and callback.__module__ == debugging.__name__:
-        cells = zip(callback.__code__.co_freevars, callback.__closure__ or (), strict=True)
-        return next((c.cell_contents for name, c in cells if name == "callback"), callback)
-    return callback
+def callback_function(called: object) -> Any:
+    """Return the user's function in an equation's parameter `called`, or custom_vmap's `rule`."""
+    if isinstance(called, custom_batching.ClosedRule):
+        return called.rule
+    if isinstance(called, FunctionType) and called.__module__ == custom_batching.__name__:
+        closed = inspect.getclosurevars(called).nonlocals.get("rule")  # for its derivative
+        return called if closed is None else callback_function(closed)
+    if isinstance(called, FlatCallback):
+        return called.callback_func
+    if isinstance(called, FunctionType) and called.__module__ == debugging.__name__:
+        cells = zip(called.__code__.co_freevars, called.__closure__ or (), strict=True)
+        return next((c.cell_contents for name, c in cells if name == "callback"), called)
+    return called

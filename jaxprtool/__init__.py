@@ -21,7 +21,7 @@ _METHODS = {
     "apply": ("jaxprtool.api.methods", "applied"),
     "meshes_in": ("jaxprtool.ir.mesh_sizes", "meshes_in"),
     "on_mesh": ("jaxprtool.ir.mesh_sizes", "on_mesh"),
-    "origin_of": ("jaxprtool.commands.nans.nans", "result_origin"),
+    "origin_of": ("jaxprtool.commands.nans.nans", "origin_of"),
     "program_html": ("jaxprtool.api.methods", "program_html"),
     "program_summary": ("jaxprtool.api.methods", "program_summary"),
     "program_text": ("jaxprtool.api.methods", "program_text"),

@@ -11,7 +11,7 @@ from jaxprtool.commands.browse.navigation import Navigator
 from jaxprtool.commands.browse.outline import ProgramOutline
 from jaxprtool.passes.framework.pipeline import Pipeline
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from jaxprtool.commands.browse import app
 from jaxprtool.ir.frames import current_frame_view
 from tests.share import on_one_release
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.external import needs
 from tests.share import on_one_release
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SCRIPT = ROOT / ".github" / "action" / "check.sh"
 
 MODEL = """

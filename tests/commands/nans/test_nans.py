@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.commands.nans import nans
+from jaxprtool.commands.nans import compiled, nans, search
 from jaxprtool.commands.nans.nans import find_nan
 from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
 from jaxprtool.execute import stepping
@@ -403,7 +403,7 @@ def test_a_loop_of_few_iterations_is_not_compiled(monkeypatch):
 
         return lax.scan(body, 1.0, x)[0]
 
-    monkeypatch.setattr(nans.search, "compiled_iterations", None)
+    monkeypatch.setattr(search, "compiled_iterations", None)
     found = only(function, X.at[2].set(9.0))
     assert (found.primitive, found.iteration, found.reaches) == ("sqrt", (2,), ("result",))
 
@@ -652,11 +652,11 @@ def test_a_program_with_many_infinities_is_not_screened_as_a_whole(monkeypatch):
 
     # As many as in a gradient by Diffrax, which fills its buffers with infinities, are screened.
     many = jaxprtool.trace(partial(function, 110), X)
-    infinity = nans.compiled.INF
-    jax.eval_shape(lambda x: nans.compiled.flags_of(many.jaxpr, [x], [infinity])[0], X)
+    infinity = compiled.INF
+    jax.eval_shape(lambda x: compiled.flags_of(many.jaxpr, [x], [infinity])[0], X)
     infinite = X.at[1].set(jnp.inf)
     program = jaxprtool.trace(partial(function, 8), X)
-    monkeypatch.setattr(nans.compiled, "_INFINITE", 4)
+    monkeypatch.setattr(compiled, "_INFINITE", 4)
     assert nans.screened(program.jaxpr, [infinite]) is None
     assert nans.screened(program.jaxpr, [X]) == (False, set())
 
@@ -668,7 +668,7 @@ def test_screening_does_not_keep_large_values_alive():
         return x
 
     program = jaxprtool.trace(function, jnp.ones(100_000))
-    look = jax.jit(lambda x: nans.compiled.flags_of(program.jaxpr, [x], [0])[0])
+    look = jax.jit(lambda x: compiled.flags_of(program.jaxpr, [x], [0])[0])
     memory = look.lower(jnp.ones(100_000)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 8 * 400_000
 
@@ -696,7 +696,7 @@ def test_symbolic_sizes_are_those_of_the_arguments():
 
 
 def test_a_path_ends_where_too_many_values_would_be_kept(monkeypatch):
-    monkeypatch.setattr(nans.search, "_RETAINED_BYTES", 0)
+    monkeypatch.setattr(search, "_RETAINED_BYTES", 0)
     found = only(lambda x: jnp.log(jnp.sin(x) * 2.0), X)
     assert [each.primitive for each in found.way] == ["mul"]
 
@@ -715,7 +715,7 @@ def test_every_nan_in_a_result_is_explained():
     for case in share(harness_programs(40)):
         before = case.program()
         args = jax.tree.leaves(case.args)
-        search = find_nan(before, args)
+        found = find_nan(before, args)
         reached = {name for found in search.found for name in found.reaches}
         leaves = jax.tree.leaves(before(*case.args))
         for name, value in zip(before.out_names, leaves, strict=True):

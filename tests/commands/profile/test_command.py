@@ -80,13 +80,13 @@ def test_a_folder_of_jaxs_profiler_is_a_target(cli, folder):
     with compiled_afresh(), jax.profiler.trace(folder / "trace"):
         sorts(jnp.ones((300, 300))).block_until_ready()
     found = cli("profile", "trace")
-    assert found.code == 0 and "test_profile.py:" in found.out
+    assert found.code == 0 and "test_command.py:" in found.out
     (file,) = (path.relative_to(folder) for path in (folder / "trace").rglob("*.xplane.pb"))
-    assert "test_profile.py:" in cli("profile", str(file)).out
+    assert "test_command.py:" in cli("profile", str(file)).out
     os.utime(file, (0, 0))
     older = cli("profile", str(file))  # than the source
-    assert "test_profile.py:" in older.out and "return jnp.sort" not in older.out
-    assert "test_profile.py has changed since it was recorded" in older.err
+    assert "test_command.py:" in older.out and "return jnp.sort" not in older.out
+    assert "test_command.py has changed since it was recorded" in older.err
     for broken in (file.read_bytes()[:-9], b"\x0a\x02\x0a\x05"):
         (folder / "broken.xplane.pb").write_bytes(broken)
         found = cli("profile", "broken.xplane.pb")

@@ -432,7 +432,7 @@ def test_a_process_unzips_a_piped_program(nets):
 
 
 def test_large_programs_are_paged_on_a_terminal(terminal):
-    samples = Path(__file__).parents[2] / "samples"
+    samples = Path(__file__).parents[3] / "samples"
     target = f"{samples}/transformer_variables.py:loss"
     shown = terminal("unzip", target, lines=40)
     assert shown.count("… --full or --pager shows all") == 2 and len(shown.splitlines()) < 100

@@ -86,7 +86,7 @@ def test_the_answer_agrees_with_jax_and_names_the_responsible_operation(name):
     (group,) = answer.groups
     assert group.kind == kind
     assert {each.forward or each.primitive for each in group.causes} == operations
-    assert all("test_gradient.py:" in each.source for each in group.causes)
+    assert all("test_why_gradient.py:" in each.source for each in group.causes)
     gradient = np.asarray(jax.grad(fun, allow_int=True)(value))
     if kind in ("zero", "unused", "vanishing"):
         assert not gradient.any()

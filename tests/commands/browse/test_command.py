@@ -17,7 +17,7 @@ from jaxprtool.ir.frames import current_frame_view
 from tests.share import on_one_release
 
 ROOT = Path(__file__).parents[3]
-NET = str(ROOT / "tests" / "browse" / "tiny.py") + ":net"
+NET = str(ROOT / "tests" / "commands" / "browse" / "tiny.py") + ":net"
 
 
 def test_browse_without_a_terminal_is_an_error(cli):

@@ -715,8 +715,8 @@ def test_every_nan_in_a_result_is_explained():
     for case in share(harness_programs(40)):
         before = case.program()
         args = jax.tree.leaves(case.args)
-        found = find_nan(before, args)
-        reached = {name for found in search.found for name in found.reaches}
+        nan_search = find_nan(before, args)
+        reached = {name for found in nan_search.found for name in found.reaches}
         leaves = jax.tree.leaves(before(*case.args))
         for name, value in zip(before.out_names, leaves, strict=True):
             if jnp.issubdtype(value.dtype, jnp.inexact) and bool(jnp.isnan(value).any()):

@@ -120,10 +120,10 @@ _LISTED = 8
 
 def run_start(path: str) -> float:
     """Return when a run began, by `time.time`; 0 if its file is damaged."""
-    return float(run_facts(path).get("start", 0))
+    return float(run_json(path).get("start", 0))
 
 
-def run_facts(path: str) -> dict[str, Any]:
+def run_json(path: str) -> dict[str, Any]:
     """Return the contents of `run.json` of a run; empty if there are none, or they are damaged."""
     try:
         with open(os.path.join(path, RUN), encoding="utf-8") as file:

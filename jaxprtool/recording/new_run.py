@@ -31,7 +31,7 @@ from jaxprtool.recording.folder import (
     TRACE,
     is_run,
     processes,
-    run_facts,
+    run_json,
     run_start,
     write_json_file,
 )
@@ -209,7 +209,7 @@ def _locked_alone(descriptor: int, path: str) -> bool:
 
 def _is_unfinished(path: str) -> bool:
     """Return True if a folder holds a run whose end is not written."""
-    return is_run(path) and "exit_code" not in run_facts(path)
+    return is_run(path) and "exit_code" not in run_json(path)
 
 
 # --- processes -----------------------------------------------------------------------------------

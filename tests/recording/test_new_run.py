@@ -1,5 +1,6 @@
 """The newest run is `run`; older ones are renamed, and none that is being written."""
 
+import json
 import os
 import random
 import signal
@@ -17,9 +18,8 @@ from jaxprtool.recording.new_run import ProcessFolder, RunLock, new_run
 
 #: Locks a folder in another process until it is killed.
 HOLD = """
-import sys, time
-from jaxprtool.recording.new_run import RunLock
-lock = RunLock(sys.argv[1])
+import fcntl, os, sys, time
+fcntl.flock(os.open(sys.argv[1], os.O_RDONLY), fcntl.LOCK_SH)
 print("locked", flush=True)
 time.sleep(60)
 """
@@ -39,15 +39,14 @@ def begun(path=None, start=1.0, overwrite=False, ended=True):
 
 
 def starts():
-    return {
-        path: (Path(path) / RUN).read_text().split()[1].strip(",") for path in runs_beside("run")
-    }
+    """Return when each run began, the newest first."""
+    return {run: json.loads(Path(run, RUN).read_text())["start"] for run in runs_beside("run")}
 
 
 def test_older_runs_are_numbered_in_order():
     for start in (1.0, 2.0, 3.0):
         begun(start=start).close()
-    assert starts() == {"run": "3.0", "run-2": "2.0", "run-1": "1.0"}
+    assert starts() == {"run": 3.0, "run-2": 2.0, "run-1": 1.0}
     assert [*starts()] == ["run", "run-2", "run-1"]  # the newest first
     begun("deep/exp/").close()
     assert begun("deep/exp").older == "deep/exp-1"
@@ -88,7 +87,7 @@ def test_runs_that_begin_at_the_same_time_do_not_clash():
 
     with ThreadPoolExecutor(8) as pool:
         numbers = [*pool.map(record, range(40))]
-    assert sorted(map(float, starts().values())) == sorted(map(float, numbers))
+    assert sorted(starts().values()) == numbers
     assert all((Path(path) / "process-0" / PROCESS).exists() for path in starts())
 
 
@@ -111,7 +110,8 @@ def test_a_process_that_outlives_its_run_does_not_write_to_the_next():
 def test_a_record_that_was_killed_at_its_start_leaves_a_folder_that_is_used_again():
     begun(start=1.0).close()
     os.rename("run", "run-1")  # and killed here
-    assert begun(start=2.0).older == ""
+    with begun(start=2.0) as run:
+        assert (run.path, run.older) == ("run", "")
     Path("run/run.json").unlink()  # or before this was written
     assert (begun(start=3.0).path, [*starts()]) == ("run", ["run", "run-1"])
 
@@ -127,7 +127,7 @@ def test_a_folder_with_other_files_is_left_alone():
 def test_a_run_that_could_not_begin_gives_the_older_one_its_name_back():
     begun(start=1.0).close()
     begun(start=2.0).undo()
-    assert starts() == {"run": "1.0"}
+    assert starts() == {"run": 1.0}
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,10 @@ import hashlib
 import linecache
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import NamedTuple
 
 #: The number of digits of a digest.
@@ -146,8 +147,18 @@ def name_read(relative: str, file: str, recorded: str, is_same: bool) -> str:
     return name
 
 
-def name_since(file: str, since: float | None) -> str:
-    """Return the name of a source file in frames that were recorded at a time; None for now."""
+def name_since(
+    file: str, since: float | None, digests: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the name of a source file in frames that were recorded at a time.
+
+    Args:
+        file: The file.
+        since: The time; None for now.
+        digests: The digests of files at that time that a run keeps.
+    """
+    if recorded := digests.get(file):
+        return name_read(file, file, recorded, recorded == source_digest(file))
     try:
         changed = since is not None and os.path.isabs(file) and os.stat(file).st_mtime > since
     except OSError:

@@ -70,10 +70,11 @@ def run_and_program(target: str) -> tuple[str, str] | None:
 
 
 def run_of_file(path: str) -> str:
-    """Return the folder of the run that a file of a program lies in, `run/process-0/step.jaxpr`."""
-    process, _ = os.path.split(path)
-    run, name = os.path.split(process)
-    return run if name.startswith(PREFIX) and is_run(run) else ""
+    """Return the run that a file or folder lies in, as `run/process-0/step.jaxpr`; "" for none."""
+    while path and not is_run(path):
+        folder = os.path.dirname(path)
+        path = folder if folder != path else ""
+    return path
 
 
 def recorded_run(target: str) -> str | None:

@@ -60,7 +60,10 @@ def read_run(path: str) -> Run:
     about = read_about(path)
     source_text.use_kept(path)
     processes = [_ProcessEvents.read(process_path) for process_path in folder.processes(path)]
-    digests = {**about.get("digests", {}), **_source_digests(processes)}
+    digests = {
+        **about.get("digests", {}),
+        **_merged_digests(process.events for process in processes),
+    }
     shown = _RelativeLines(about.get("folder", ""), digests)
     for process in processes:
         process.end = _end(process, about)
@@ -82,13 +85,19 @@ def read_run(path: str) -> Run:
     )
 
 
-def _source_digests(processes: Iterable[_ProcessEvents]) -> dict[str, str]:
-    """Return the digest of each source file that processes kept; "" if they had several texts."""
+def source_digests(run: str) -> dict[str, str]:
+    """Return the digest of each source file that a run keeps; "" for one of several texts."""
+    return _merged_digests(folder.read_events(process) for process in folder.processes(run))
+
+
+def _merged_digests(processes: Iterable[Iterable[Event]]) -> dict[str, str]:
+    """Return the digests of the source files of processes, from their events."""
     digests: dict[str, str] = {}
-    for process in processes:
-        for event in process.of("source"):
-            file, digest = event["file"], event["digest"]
-            digests[file] = digest if digests.get(file, digest) == digest else ""
+    for events in processes:
+        for event in events:
+            if event.get("event") == "source":
+                file, digest = event["file"], event["digest"]
+                digests[file] = digest if digests.get(file, digest) == digest else ""
     return digests
 
 

@@ -23,6 +23,7 @@ import jax
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.execute.running.arrays import refitted
 from jaxprtool.files import is_device, opened_plain
+from jaxprtool.ir import source_text
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.equations import has_64_bit_types
 from jaxprtool.ir.meshes import NO_SPECS, Specs, on_axes
@@ -33,7 +34,7 @@ from jaxprtool.loading import argspec
 from jaxprtool.loading import load as functions
 from jaxprtool.loading.load import Arguments, Entry
 from jaxprtool.loading.trace import BoundCall, StaticArguments
-from jaxprtool.recording.folder import run_and_program
+from jaxprtool.recording.folder import missing_run, run_and_program, run_of_file
 
 if TYPE_CHECKING:
     from jaxprtool.loading.remote_target import RemoteTarget
@@ -100,6 +101,7 @@ def find_entry(
     raises.
     """
     if not is_file(target):
+        _require_run(target)
         specs = Specs(in_specs, out_specs)
         return functions.find_function(target, args, factory, types, symbolic, specs, **static)
     if in_specs is not None or out_specs is not None:
@@ -143,7 +145,14 @@ def import_module(target: str) -> None:
     Raises TargetError, or UserFunctionError if the module raises.
     """
     if not is_file(target):
+        _require_run(target)
         functions.resolve(target)
+
+
+def _require_run(target: str) -> None:
+    """Raise TargetError if a TARGET names a run that does not exist."""
+    if (error := missing_run(target)) is not None:
+        raise error
 
 
 def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
@@ -206,7 +215,11 @@ def _program(target: str, data: bytes) -> Program:
             "jax.export",
             _FUNCTION,
         )
-    return parse_program(data, "<stdin>") if target == STDIN else read(target)
+    if target == STDIN:
+        return parse_program(data, "<stdin>")
+    if run := run_of_file(target):
+        source_text.use_kept(run)
+    return read(target)
 
 
 def _shown(target: str) -> str:

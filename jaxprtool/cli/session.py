@@ -513,8 +513,12 @@ def command(body: Callable) -> Callable:
 
 def _note_changed(files: Mapping[str, str]) -> None:
     """Say which source files have changed whose lines a command shows, by their `citations`."""
-    for path in dict.fromkeys(files.values()):
-        output.note(source_text.citation_note(path))
+    if not files:
+        return
+    from jaxprtool.ir.source_changes import changed_notes
+
+    for text in changed_notes(files):
+        output.note(text)
 
 
 @functools.cache

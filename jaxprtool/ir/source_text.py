@@ -3,12 +3,16 @@
 A line's number is that of the file when the program was traced. A program in a file comes with
 digests of its source files, which are compared when it is read (`name_read`). A file that is as it
 was then has its absolute path in the program's frames. Others have a name that no file can have, so
-that the program itself says which of its files have no text, why, and what they were:
+that the program itself says which of its files are others now, and what they were:
 
     <changed 93d1c0a8e5b7f246>/model.py
     <unknown 93d1c0a8e5b7f246>/model.py     not found, or nothing is known of it
 
-`path` is the path in such a name. `citations` collects the changed files that a command shows.
+A recorded run keeps the texts of its source files by digest (`recording.sources`). Once `use_kept`
+names the run, files with such a digest have the recorded text; the others have none.
+
+`path` is the path in such a name. `citations` collects the changed files that a command shows, for
+the notes of `source_changes`.
 """
 
 from __future__ import annotations
@@ -17,9 +21,11 @@ import hashlib
 import linecache
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from types import MappingProxyType
+from typing import NamedTuple
 
 #: The number of digits of a digest.
 _DIGITS = 16
@@ -29,6 +35,24 @@ MARK = r"<(?:changed|unknown)(?: (?P<digest>[0-9a-f]+))?>/"
 _MARKED = re.compile(rf"{MARK}(?P<path>.+)", re.DOTALL)
 _DIGEST = re.compile(r"[0-9a-f]+")
 
+#: The folder of a run in which its source texts are, each in a file named by its digest. The names
+#: do not end in `.py`, so that tools that collect Python files leave them alone.
+SOURCES, KEPT = "sources", ".txt"
+
+
+class _KeptText(NamedTuple):
+    """A source text of a run: its file, and the folder of the run as the user names it."""
+
+    file: str
+    run: str
+
+
+#: The source texts of the runs in use, by digest.
+_kept: dict[str, _KeptText] = {}
+
+#: The file as it is now, for each name of a changed file.
+_current: dict[str, str] = {}
+
 #: The changed files that a command shows, and their displayed paths, if it collects them.
 _cited: ContextVar[dict[str, str] | None] = ContextVar("cited", default=None)
 
@@ -36,8 +60,16 @@ _cited: ContextVar[dict[str, str] | None] = ContextVar("cited", default=None)
 def lines(file: str) -> list[str]:
     """Return the lines of a file, with their ends; empty if its text is not known."""
     cite(file, path(file))
+    if _MARKED.match(file):
+        return _recorded_lines(file)
     is_known = os.path.isabs(file) or file.startswith("<") or file in linecache.cache
-    return linecache.getlines(file) if is_known and not _MARKED.match(file) else []
+    return linecache.getlines(file) if is_known else []
+
+
+def _recorded_lines(file: str) -> list[str]:
+    """Return the lines that a file without its text had when its run was recorded, or none."""
+    kept = _kept.get(source_digest(file))
+    return [] if kept is None else linecache.getlines(kept.file)
 
 
 def line(file: str, number: int) -> str:
@@ -66,13 +98,32 @@ def source_digest(file: str, since: float | None = None) -> str:
     """
     if marked := _MARKED.match(file):
         return marked["digest"] or ""
+    data = text_since(file, since)
+    return "" if data is None else text_digest(data)
+
+
+def text_since(file: str, since: float | None = None) -> bytes | None:
+    """Return the contents of a file; None if they are not known or were written after a time."""
     try:
-        if since is not None and os.stat(file).st_mtime > since:
-            return ""
         with open(file, "rb") as opened:
-            return hashlib.sha256(opened.read()).hexdigest()[:_DIGITS]
-    except OSError:
-        return ""
+            if since is not None and os.fstat(opened.fileno()).st_mtime > since:
+                return None
+            return opened.read()
+    except (OSError, ValueError):
+        return _cell_text(file)
+
+
+def _cell_text(file: str) -> bytes | None:
+    """Return the text of code without a file, such as a notebook cell; None if it is not known."""
+    entry = linecache.cache.get(file)
+    if entry is None or len(entry) == 1 or entry[1] is not None:  # lazy, or that of a file
+        return None
+    return "".join(entry[2]).encode()
+
+
+def text_digest(data: bytes) -> str:
+    """Return the digest of a text that names it in programs and runs."""
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]
 
 
 def name_read(relative: str, file: str, recorded: str, is_same: bool) -> str:
@@ -90,11 +141,24 @@ def name_read(relative: str, file: str, recorded: str, is_same: bool) -> str:
         return name
     state = "changed" if os.path.isfile(file) else "unknown"
     digest = f" {recorded}" if _DIGEST.fullmatch(recorded) else ""
-    return f"<{state}{digest}>/{relative}"
+    name = f"<{state}{digest}>/{relative}"
+    if state == "changed":
+        _current[name] = os.path.abspath(file)
+    return name
 
 
-def name_since(file: str, since: float | None) -> str:
-    """Return the name of a source file in frames that were recorded at a time; None for now."""
+def name_since(
+    file: str, since: float | None, digests: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return the name of a source file in frames that were recorded at a time.
+
+    Args:
+        file: The file.
+        since: The time; None for now.
+        digests: The digests of files at that time that a run keeps.
+    """
+    if recorded := digests.get(file):
+        return name_read(file, file, recorded, recorded == source_digest(file))
     try:
         changed = since is not None and os.path.isabs(file) and os.stat(file).st_mtime > since
     except OSError:
@@ -102,10 +166,16 @@ def name_since(file: str, since: float | None) -> str:
     return f"<changed>/{file}" if changed else file
 
 
+def has_changed(file: str) -> bool:
+    """Return True if a file is known to have changed since its program was recorded."""
+    return file.startswith("<changed") and _MARKED.match(file) is not None
+
+
 def reason(file: str) -> str:
     """Return why a file has no text: it `has changed since ...`; "" if it is not known to have."""
-    changed = file.startswith("<changed") and _MARKED.match(file)
-    return "has changed since it was recorded: record it again" if changed else ""
+    if not has_changed(file) or source_digest(file) in _kept:
+        return ""
+    return "has changed since it was recorded: record it again"
 
 
 def cite(file: str, shown: str) -> None:
@@ -116,7 +186,7 @@ def cite(file: str, shown: str) -> None:
         shown: Its displayed path.
     """
     cited = _cited.get()
-    if cited is not None and reason(file):
+    if cited is not None and has_changed(file):
         cited.setdefault(file, shown)
 
 
@@ -136,8 +206,33 @@ def citations() -> Iterator[dict[str, str]]:
 
 
 def citation_note(path: str) -> str:
-    """Return that a file has changed, and what that means for its lines, by its displayed path."""
+    """Return that a file without recorded text has changed, by its displayed path."""
     return (
         f"{path} has changed since it was recorded, so the numbers of its lines are those of then,"
         " and their text is not shown: record it again"
     )
+
+
+def recorded_in(file: str) -> str:
+    """Return the run that keeps the text of a file that has changed; "" if there is none."""
+    kept = _kept.get(source_digest(file))
+    return "" if kept is None else kept.run
+
+
+def current_file(file: str) -> str:
+    """Return the file as it is now, of one that has changed; "" if it is not known."""
+    return _current.get(file, "")
+
+
+def use_kept(run: str) -> None:
+    """Let files that have changed since a run was recorded have the text that it keeps.
+
+    Args:
+        run: The folder of the run, as the user names it.
+    """
+    with suppress(OSError):
+        for name in os.listdir(os.path.join(run, SOURCES)):
+            digest, ending = os.path.splitext(name)
+            if ending == KEPT and _DIGEST.fullmatch(digest):
+                path = os.path.abspath(os.path.join(run, SOURCES, name))
+                _kept[digest] = _KeptText(path, run)

@@ -8,22 +8,26 @@
     run/process-0/constants.*.npz   large constants of programs, by content
     run/process-0/kept/             the arguments of calls that --keep names
     run/process-0/profile/          the trace of JAX's profiler for the steps of --profile
+    run/sources/*.txt               the user's source files that ran, by digest; see `sources`
     run/index.html, run/trace.json  the page, and the trace for Perfetto
+    run/.gitignore                  which leaves the folder out of the user's repository
 
 A line of `events.jsonl` is written by one system call, and the file of a program gets its name when
 it is complete. So a process that is killed loses nothing that was recorded before.
+
+`run/` is the newest run; `new_run` renames older ones.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jaxprtool.errors import ArgumentsError, OutputError
+from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 
 # --- folder ---------------------------------------------------------------------------------------
 # The folder of a recorded run.
@@ -37,6 +41,10 @@ RUN, PROCESS, EVENTS, COUNTERS, KEPT = (
 )
 PAGE, TRACE = "index.html", "trace.json"
 PREFIX = "process-"
+IGNORE = ".gitignore"
+
+#: The folder of the newest run, unless another is given.
+NEWEST = "run"
 
 
 def is_run(path: str) -> bool:
@@ -61,45 +69,69 @@ def run_and_program(target: str) -> tuple[str, str] | None:
     return None
 
 
+def run_of_file(path: str) -> str:
+    """Return the run that a file or folder lies in, as `run/process-0/step.jaxpr`; "" for none."""
+    while path and not is_run(path):
+        folder = os.path.dirname(path)
+        path = folder if folder != path else ""
+    return path
+
+
 def recorded_run(target: str) -> str | None:
     """Return the folder of the run if TARGET is a recorded run, else None."""
     parts = run_and_program(target)
     return parts[0] if parts is not None and not parts[1] else None
 
 
-def new_run(path: str, overwrite: bool) -> None:
-    """Create the folder of a run.
-
-    Args:
-        path: The folder.
-        overwrite: Whether to remove a run that is there.
-
-    Raises:
-        OutputError: If it holds a run, or anything else, or cannot be written.
-    """
+def runs_beside(path: str) -> list[str]:
+    """Return the runs in the folder that a path lies in, the newest first."""
+    parent = os.path.dirname(path)
     try:
-        if is_run(path):
-            if not overwrite:
-                message = f"'{path}' holds a recorded run"
-                raise OutputError(message, "add --overwrite, or another folder with -o")
-            _remove_run(path)
-        elif os.path.isdir(path) and os.listdir(path):
-            raise OutputError(f"'{path}' is a folder with other files in it", "give another to -o")
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot write '{path}': {error.strerror or error}") from None
+        names = os.listdir(parent or ".")
+    except OSError:
+        return []
+    starts = {name: run_start(run) for name in names if is_run(run := os.path.join(parent, name))}
+    return [os.path.join(parent, name) for name in sorted(starts, key=lambda n: -starts[n])]
 
 
-def _remove_run(path: str) -> None:
-    """Remove the files of a run, and no others."""
-    for name in (PAGE, TRACE, RUN):
-        if os.path.exists(os.path.join(path, name)):
-            os.unlink(os.path.join(path, name))
-    for process in processes(path):
-        for folder, _, files in os.walk(process, topdown=False):
-            for file in files:
-                os.unlink(os.path.join(folder, file))
-            os.rmdir(folder)
+def missing_run(target: str) -> TargetError | None:
+    """Return the error for a TARGET that names a run that does not exist; None for others.
+
+    A run is meant if the missing folder has the name of one, `run-9`, or lies beside runs.
+    """
+    path = target.rstrip("/")
+    parts = path.split("/")
+    heads = ("/".join(parts[: n + 1]) for n in range(len(parts)))
+    missing = next((head for head in heads if head and not os.path.exists(head)), None)
+    if missing is None or ":" in target or os.path.exists(f"{missing}.py"):
+        return None
+    runs = runs_beside(missing)
+    is_named = re.fullmatch(rf"{NEWEST}(-\d+)?", os.path.basename(missing))
+    if not is_named and not (runs and "/" in target):
+        return None
+    hint = "write one with `jaxprtool record script.py`"
+    if runs:
+        hint = f"the runs here: {', '.join(runs[:_LISTED])}{', …' if len(runs) > _LISTED else ''}"
+    return TargetError(f"no run '{missing}'", hint)
+
+
+#: The number of runs that an error lists.
+_LISTED = 8
+
+
+def run_start(path: str) -> float:
+    """Return when a run began, by `time.time`; 0 if its file is damaged."""
+    return float(run_json(path).get("start", 0))
+
+
+def run_json(path: str) -> dict[str, Any]:
+    """Return the contents of `run.json` of a run; empty if there are none, or they are damaged."""
+    try:
+        with open(os.path.join(path, RUN), encoding="utf-8") as file:
+            contents = json.load(file)
+    except (OSError, ValueError):
+        return {}
+    return contents if isinstance(contents, dict) else {}
 
 
 def processes(path: str) -> list[str]:
@@ -124,15 +156,6 @@ def program_names(path: str) -> list[str]:
     return sorted(set(names))
 
 
-def free_folder() -> str:
-    """Return the first of `run`, `run-2`, `run-3`, … that does not exist."""
-    path, number = "run", 1
-    while os.path.lexists(path):
-        number += 1
-        path = f"run-{number}"
-    return path
-
-
 def write_json_file(path: str, document: Mapping[str, Any]) -> None:
     """Write a small JSON file, whole or not at all."""
     temporary = f"{path}.{os.getpid()}.part"
@@ -142,50 +165,6 @@ def write_json_file(path: str, document: Mapping[str, Any]) -> None:
         os.replace(temporary, path)
     except OSError as error:
         raise OutputError(f"cannot write '{path}': {error.strerror or error}") from None
-
-
-class ProcessFolder:
-    """The folder that a process writes, created when it is first needed."""
-
-    def __init__(self, run: str) -> None:
-        self.run = run
-        self.path = ""
-        self._events = -1
-        self._lock = threading.Lock()
-
-    def start(self, about: Mapping[str, Any]) -> None:
-        """Create the folder, and write the facts about the process. Raises OSError."""
-        number = 0
-        while True:
-            path = os.path.join(self.run, f"{PREFIX}{number}")
-            try:
-                os.mkdir(path)
-                break
-            except FileExistsError:
-                number += 1
-        write_json_file(os.path.join(path, PROCESS), {"number": number, **about})
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._events = os.open(os.path.join(path, EVENTS), flags, 0o666)
-        self.path = path
-
-    def file(self, name: str) -> str:
-        """Return the path of a file in the folder."""
-        return os.path.join(self.path, name)
-
-    def append(self, event: Mapping[str, Any]) -> None:
-        """Append an event. Raises OSError."""
-        data = json.dumps(event).encode() + b"\n"
-        with self._lock:
-            written = os.write(self._events, data)
-            while written < len(data):  # a full disk raises at the next attempt
-                written += os.write(self._events, data[written:])
-
-    def close(self) -> None:
-        """Close the file of events. Nothing is appended after this."""
-        with self._lock:
-            if self._events != -1:
-                os.close(self._events)
-                self._events = -1
 
 
 def read_events(path: str) -> list[dict[str, Any]]:

@@ -85,9 +85,6 @@ def run_recorded(command: Sequence[str], settings: Settings) -> Ended:
             receivers.append(process)
             code = process.wait()
     except OSError as error:
-        os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.rmdir(settings.run)
         raise TargetError(f"cannot run '{command[0]}': {error.strerror or error}") from None
     seconds = time.time() - settings.start
     code = code if code >= 0 else 128 - code

@@ -58,8 +58,13 @@ def read_run(path: str) -> Run:
         TargetError: If the folder holds no run.
     """
     about = read_about(path)
+    source_text.use_kept(path)
     processes = [_ProcessEvents.read(process_path) for process_path in folder.processes(path)]
-    shown = _RelativeLines(about.get("folder", ""), about.get("digests", {}))
+    digests = {
+        **about.get("digests", {}),
+        **_merged_digests(process.events for process in processes),
+    }
+    shown = _RelativeLines(about.get("folder", ""), digests)
     for process in processes:
         process.end = _end(process, about)
     functions = tuple(_functions(processes, about["start"], shown))
@@ -80,8 +85,24 @@ def read_run(path: str) -> Run:
     )
 
 
+def source_digests(run: str) -> dict[str, str]:
+    """Return the digest of each source file that a run keeps; "" for one of several texts."""
+    return _merged_digests(folder.read_events(process) for process in folder.processes(run))
+
+
+def _merged_digests(processes: Iterable[Iterable[Event]]) -> dict[str, str]:
+    """Return the digests of the source files of processes, from their events."""
+    digests: dict[str, str] = {}
+    for events in processes:
+        for event in events:
+            if event.get("event") == "source":
+                file, digest = event["file"], event["digest"]
+                digests[file] = digest if digests.get(file, digest) == digest else ""
+    return digests
+
+
 def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) -> Program:
-    """Return the program in a file of a run, with the user's source files that have not changed.
+    """Return the program in a file of a run, with the source texts that the run keeps.
 
     Args:
         run: The folder of the run.
@@ -92,6 +113,7 @@ def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) ->
         ProgramFileError: If the file is damaged.
     """
     base = read_about(run).get("folder")
+    source_text.use_kept(run)
     program = read(file, Root(base, base) if base else None)
     lines = definitions(os.path.dirname(file)) if lines is None else lines
     source, _, number = lines.get(os.path.basename(file), "").rpartition(":")
@@ -214,7 +236,7 @@ class _RelativeLines:
 
     Args:
         base: The folder of the run.
-        digests: The digests of source files at the end of the run, if it has ended.
+        digests: The digests of source files when they ran, or at the end of the run.
     """
 
     def __init__(self, base: str, digests: Mapping[str, str]) -> None:
@@ -232,8 +254,9 @@ class _RelativeLines:
         file, line = place or ("", 0)
         if not file:
             return ""
-        path = self._frames.path(self._names.get(file, file))
-        self.files[path] = file
+        name = self._names.get(file, file)
+        path = self._frames.path(name)
+        self.files[path] = name
         return f"{path}:{line}"
 
     def text(self, place: str) -> str:

@@ -285,7 +285,7 @@ class Run(Printed):
         processes: The processes.
         differing: The names of programs that differ between processes.
         calls_counted: Whether calls were counted.
-        files: The file of each path that lines show.
+        files: The file of each path that lines show, by its name in `ir.source_text`.
         unfinished: What was not finished at the end.
     """
 

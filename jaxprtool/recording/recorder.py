@@ -25,6 +25,7 @@ from jaxprtool.execute.profile import MODULE, finish, live_modules, start, step
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.write import OpaqueEquations, rendered
 from jaxprtool.formats.npz import constants_file, write_npz
+from jaxprtool.ir import source_text
 from jaxprtool.ir.custom_rules import with_closed_over
 from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.equations import bodies, equations
@@ -54,7 +55,9 @@ from jaxprtool.recording.describe import (
     context,
     given_argument,
 )
-from jaxprtool.recording.folder import COUNTERS, ProcessFolder, Settings
+from jaxprtool.recording.folder import COUNTERS, Settings
+from jaxprtool.recording.new_run import ProcessFolder
+from jaxprtool.recording.sources import KeptSources
 from jaxprtool.recording.values import ObjectNumbers
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
@@ -75,9 +78,9 @@ class Recorder:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._since = time.time()
-        self._folder = ProcessFolder(settings.run)
-        self._sites = CallSites()
+        self._folder = ProcessFolder(settings.run, settings.start)
+        self._sources = KeptSources(settings.run, time.time(), self._kept_source)
+        self._sites = CallSites(self._seen)
         self._lock = threading.RLock()
         self._on = self._stopped = False
         self._failures: set[str] = set()
@@ -130,10 +133,24 @@ class Recorder:
 
     def fork(self) -> None:
         """Continue in a new folder: this process is a fork of the recorded one."""
-        self._folder = ProcessFolder(self.settings.run)
+        self._folder = ProcessFolder(self.settings.run, self.settings.start)
         self._lock = threading.RLock()
         self._constants = self._counters = self._clock = self._steps = None
         self._waits.clear()
+
+    # --- sources -------------------------------------------------------------------------------
+
+    def _seen(self, file: str) -> None:
+        """Keep the text of a file of the user's when it is first seen, before it may be edited."""
+        if self._stopped or not self.settings.programs:
+            return
+        try:
+            self._sources.keep(file)
+        except OutputError as error:
+            self._stop(error)
+
+    def _kept_source(self, file: str, digest: str) -> None:
+        self._write({"event": "source", "file": file, "digest": digest})
 
     # --- the observer --------------------------------------------------------------------------
 
@@ -352,7 +369,7 @@ class Recorder:
         try:
             if self._constants is None:
                 limit = self.settings.constants
-                self._constants = ConstantsStore(self._folder.path, limit, self._since)
+                self._constants = ConstantsStore(self._folder.path, limit, self._sources.keep)
             self._constants.write(program, file)
         except OutputError as error:
             self._stop(error)
@@ -629,11 +646,16 @@ class ConstantsStore:
         folder: The folder.
         limit: The maximum size of all constants, in bytes. A program whose constants do not fit
             takes them as arguments `closed_over[i]`.
-        since: The time since when the script runs: files that are edited later are not its source.
+        digest_of: As for `rendered`.
     """
 
-    def __init__(self, folder: str, limit: int, since: float | None = None) -> None:
-        self._folder, self._left, self._since = folder, limit, since
+    def __init__(
+        self,
+        folder: str,
+        limit: int,
+        digest_of: Callable[[str], str] = source_text.source_digest,
+    ) -> None:
+        self._folder, self._left, self._digest_of = folder, limit, digest_of
 
     def write(self, program: Program, name: str) -> None:
         """Write a program to a file of this name.
@@ -645,7 +667,11 @@ class ConstantsStore:
         if self._large(program) > self._left:
             program = with_constants_lifted(program)
         text, arrays = rendered(
-            program, "constants", stubs=True, opaque=OpaqueEquations.foreign, since=self._since
+            program,
+            "constants",
+            stubs=True,
+            opaque=OpaqueEquations.foreign,
+            digest_of=self._digest_of,
         )
         if arrays:
             path = os.path.join(self._folder, constants_file("constants", arrays))
@@ -801,10 +827,14 @@ class CallSites:
     """Reads sites from the running stack.
 
     The kind of each file is cached, so that reading a stack takes a few microseconds.
+
+    Args:
+        seen: Called with each file of the user's when it is first seen.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[str], None] = lambda file: None) -> None:
         self._kinds: dict[str, int] = {}
+        self._seen = seen
 
     def here(self) -> CallSite:
         """Return the site of the caller."""
@@ -815,6 +845,8 @@ class CallSites:
             kind = self._kinds.get(file)
             if kind is None:
                 kind = self._kinds[file] = _kind(file)
+                if kind == 2:
+                    self._seen(file)
             if kind == 2:
                 return CallSite(FileLine(file, frame.f_lineno), library)
             if kind == 1 and not library.file:

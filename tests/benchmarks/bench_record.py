@@ -44,7 +44,7 @@ def scripts(repeats):
                 with tempfile.TemporaryDirectory() as run:
                     if how != "alone":
                         calls = how == "with calls"
-                        environment = _environment(Settings(run, time.time(), calls=calls))
+                        environment = _environment(Settings(run, 0.0, calls=calls))
                     values.append(_timed([sys.executable, str(script)], environment))
         alone = [statistics.median(each) for each in zip(*found["alone"], strict=True)]
         for how, values in found.items():
@@ -79,7 +79,7 @@ def calls(repeats):
     alone = best(made())
     for how in ("recorded", "with calls"):
         with tempfile.TemporaryDirectory() as run:
-            settings = Settings(run, time.time(), calls=how == "with calls")
+            settings = Settings(run, 0.0, calls=how == "with calls")
             with Recorder(settings).recording():
                 taken = best(made())
                 read = best(lambda: float(x[0]))
@@ -113,7 +113,7 @@ def program(repeats):
             return known
 
     weights, x = [jnp.ones((8, 8))] * 213, jnp.ones((4, 8))
-    with tempfile.TemporaryDirectory() as run, Timed(Settings(run, time.time())).recording():
+    with tempfile.TemporaryDirectory() as run, Timed(Settings(run, 0.0)).recording():
         for _ in range(repeats):
             jax.clear_caches()
             jax.jit(jax.grad(loss)).lower(weights, x)

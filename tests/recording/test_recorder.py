@@ -1,7 +1,10 @@
 """The records of a `with` block: programs, compilations, calls, saved arguments."""
 
+import importlib
 import json
 import os
+import sys
+import time
 import warnings
 from functools import partial
 from pathlib import Path
@@ -16,9 +19,14 @@ from jaxprtool.commands.record.record import record
 from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 from jaxprtool.ir import source_text
+from jaxprtool.ir.source_changes import changed_notes
 from jaxprtool.jaxcompat.source_locations import user_frame
 from jaxprtool.recording.read import read_run
+from jaxprtool.recording.sources import KeptSources
 from tests.jax_state import changed, jax_state
+
+#: A line that this file does not contain.
+EDIT = "# an" + " edit\n"
 
 
 def here(text):
@@ -103,23 +111,79 @@ def test_source_lines_are_shown_until_their_file_changes(run):
     assert [*cited.values()] == ["module.py"]
     program = find_entry("run/f").trace()
     file = user_frame(program.jaxpr.eqns[0]).file
-    assert source_text.path(file) == "module.py" and source_text.reason(file)
+    assert source_text.path(file) == "module.py" and source_text.has_changed(file)
+    assert source_text.line(file, 6) == "return x * 2"  # as it was recorded
+    assert not source_text.reason(file)
+    assert changed_notes(cited) == [
+        "module.py has changed since run/ was recorded (1 line); record it again"
+    ]
     assert program.jaxpr.debug_info.func_src_info == f"f at {file}:4"
 
 
-def test_the_page_of_a_run_has_no_text_that_was_edited_while_it_ran(run):
+def test_the_page_of_a_run_has_the_text_that_ran_if_it_is_edited_while_it_runs(run, monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)  # where a module may be reloaded
     module = Path("module.py")
     module.write_text("import jax\n\n\n@jax.jit\ndef f(x):\n    return x * 2\n")
     os.utime(module, (0, 0))
-    for edited in (False, True):
+    names = {}
+    with run():
+        exec(compile(module.read_text(), str(module.absolute()), "exec"), names)
+        names["f"](1.0)
+        module.write_text(EDIT + module.read_text())
+        names["f"](jnp.ones(2))  # compiles again, with the lines of then
+    page = Path("run/index.html").read_text()
+    assert '"facts">module.py has changed since' not in page and EDIT.strip() not in page
+    for name in ("run/f", "run/f@2"):
+        file = user_frame(find_entry(name).trace().jaxpr.eqns[0]).file
+        assert source_text.line(file, 6) == "return x * 2"
+
+
+def test_a_file_that_was_edited_before_it_was_first_seen_has_no_text(run):
+    module = Path("module.py")
+    code = "import jax\n\n\n@jax.jit\ndef f(x):\n    return x * 2\n"
+    with run():
+        module.write_text(EDIT + code)
+        os.utime(module, (2e9, 2e9))
         names = {}
-        with run(overwrite=True):
-            exec(compile(module.read_text(), str(module.absolute()), "exec"), names)
+        exec(compile(code, str(module.absolute()), "exec"), names)
+        names["f"](1.0)
+    page = Path("run/index.html").read_text()
+    assert '"facts">module.py has changed since it was' in page and EDIT.strip() not in page
+    assert all(EDIT.strip() not in path.read_text() for path in Path("run/sources").iterdir())
+
+
+def test_a_module_that_was_reloaded_has_no_text_of_before(tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    path = tmp_path / "reloaded_module.py"
+    path.write_text("x = 1\n")
+    os.utime(path, (0, 0))
+    module = importlib.import_module("reloaded_module")
+    sources = KeptSources(str(tmp_path / "run"), time.time())
+    digest = sources.keep(str(path))
+    path.write_text(EDIT + "x = 1\n")
+    os.utime(path, (2e9, 2e9))
+    assert digest and sources.keep(str(path)) == digest
+    importlib.reload(module)
+    assert sources.keep(str(path)) == ""
+
+
+def test_a_run_keeps_each_text_once_and_no_libraries(run):
+    for name in ("one.py", "two.py", "three.py"):
+        text = "import jax\n\n\n@jax.jit\ndef f(x):\n    return jax.nn.gelu(x * 2)\n"
+        Path(name).write_text(text + ("" if name != "three.py" else "\n"))
+        os.utime(name, (0, 0))
+    with run():
+        for name in ("one.py", "two.py", "three.py"):
+            names = {}
+            exec(compile(Path(name).read_text(), os.path.abspath(name), "exec"), names)
             names["f"](1.0)
-            if edited:
-                module.write_text("# a comment\n" + module.read_text())
-        page = Path("run/index.html").read_text()
-        assert ('<p class="facts">module.py has changed since it was' in page) == edited
+            names["f"](jnp.ones(3))
+    own = Path(__file__).read_text()
+    texts = [path.read_text() for path in Path("run/sources").iterdir()]
+    assert sorted(text for text in texts if text != own) == sorted(
+        {Path("one.py").read_text(), Path("three.py").read_text()}
+    )
 
 
 def test_jaxs_operations_and_functions_are_grouped_by_the_users_line(run):
@@ -482,12 +546,20 @@ def test_an_internal_exception_is_recorded_and_not_raised(tmp_path, monkeypatch)
 
 
 def test_a_run_does_not_overwrite_another(run):
+    with run() as first:
+        jax.jit(lambda x: x + 1)(1.0)
     with run():
-        pass
-    with pytest.raises(OutputError, match="holds a recorded run"), run():
-        pass
+        with pytest.raises(OutputError, match="'run' is being recorded by another"), run():
+            pass
+        with pytest.raises(OutputError, match="is being recorded"), run(overwrite=True):
+            pass
+    assert (first.folder, [*first.programs]) == ("run-1", ["lambda"])
     with run(overwrite=True):
         pass
+    with record() as newest:
+        pass
+    assert newest.folder == "run" and Path("run/.gitignore").read_text() == "*\n"
+    assert sorted(path.name for path in Path().iterdir()) == ["run", "run-1", "run-2"]
     Path("other").mkdir()
     Path("other/file").touch()
     with pytest.raises(OutputError, match="other files"), record("other", overwrite=True):
@@ -582,7 +654,7 @@ def test_a_full_disk_stops_the_recording_and_not_the_script(tmp_path, monkeypatc
         def full(*args):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("jaxprtool.recording.folder.os.write", full)
+        monkeypatch.setattr("jaxprtool.recording.new_run.os.write", full)
         assert f(jnp.ones(2))[0] == 2.0
         assert f(jnp.ones(3))[0] == 2.0
         monkeypatch.undo()

@@ -231,7 +231,7 @@ def _changed_files(program: Program) -> set[str]:
     reader = FrameReader()
     eqns = equations(open_jaxpr(program.jaxpr))
     files = {frame.file for eqn in eqns for frame in reader.frames(eqn)}
-    return {source_text.path(file) for file in files if source_text.reason(file)}
+    return {source_text.path(file) for file in files if source_text.has_changed(file)}
 
 
 # --- report ---------------------------------------------------------------------------------------

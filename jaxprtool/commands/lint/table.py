@@ -50,7 +50,7 @@ def finding_problem(finding: Finding) -> Problem:
         number = int(finding.line.rpartition(":")[2]) if finding.line else 0
         lines = (frame for frame in finding.frames if frame.line == number)
         frame = next(lines, finding.frames[0])
-        if not source_text.reason(frame.file):  # else the line is another one now
+        if not source_text.has_changed(frame.file):  # else the line is another one now
             place = Place(source_text.path(frame.file), frame.line)
     level: Level = "error" if finding.kind == "wrong" else "warning"
     message = f"{at}{finding.code} {finding.message}"

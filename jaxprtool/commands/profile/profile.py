@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -34,9 +34,12 @@ from jaxprtool.execute.profile import (
 )
 from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, require_count, require_program
+from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.hlo.trace import read_trace
+from jaxprtool.ir.hlo.trace import Trace, read_trace
 from jaxprtool.ir.program import Program
+from jaxprtool.recording.folder import run_of_file
+from jaxprtool.recording.read import source_digests
 
 
 def profile(
@@ -141,7 +144,18 @@ def profile_in(path: str) -> Profile:
         raise TargetError(f"cannot read '{file}': {error.strerror}") from None
     except ValueError as error:
         raise TargetError(f"'{file}' is not a trace of JAX's profiler: {error}") from None
-    return profile_of(trace, path, frames_now())
+    return profile_of(_with_kept_sources(trace, path), path, frames_now())
+
+
+def _with_kept_sources(trace: Trace, path: str) -> Trace:
+    """Return a trace whose lines have the source texts that its run keeps, if it is of a run."""
+    run = run_of_file(path.rstrip("/"))
+    if not run:
+        return trace
+    source_text.use_kept(run)
+    digests = source_digests(run)
+    modules = {key: replace(m, digests=digests) for key, m in trace.modules.items()}
+    return replace(trace, modules=modules)
 
 
 def _modules_in(path: str) -> Iterator[bytes]:

@@ -15,11 +15,12 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.app import ColoredCommand
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
-from jaxprtool.errors import did_you_mean
+from jaxprtool.errors import TargetError, did_you_mean
 from jaxprtool.ir.documents import bytes_of
 from jaxprtool.render.terminal.tables import ALL
 
 if TYPE_CHECKING:
+    from jaxprtool.recording.new_run import NewRun
     from jaxprtool.recording.recorded_run import Run
 
 _RECORDED = Panel("Recording")
@@ -36,9 +37,15 @@ _Command = Annotated[
 _Module = Annotated[bool, _RECORDED.flag("-m", "SCRIPT is a module, run as `python -m`.")]
 _Out = Annotated[
     str | None,
-    OUTPUT.option("-o, --output", "DIR/", "Write the run here. Default: run/, run-2/, …"),
+    OUTPUT.option(
+        "-o, --output",
+        "DIR/",
+        "Write the run here. Default: run/. A run that is there is renamed to run-1/, run-2/, …",
+    ),
 ]
-_Overwrite = Annotated[bool, OUTPUT.flag("--overwrite", "Replace the run in the folder of -o.")]
+_Overwrite = Annotated[
+    bool, OUTPUT.flag("--overwrite", "Replace the run that is there instead of renaming it.")
+]
 _Calls = Annotated[
     bool,
     _RECORDED.flag(
@@ -101,7 +108,8 @@ def record_command(
 
     The script runs unchanged, and its exit code is that of this command. Each recorded program is a
     TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints
-    the summary again.
+    the summary again. `run/` is the newest run: an older one is renamed to run-1/, run-2/, …, so
+    that `diff run-1/step run/step` shows what an edit has changed.
 
     [bold]Examples[/]
 
@@ -112,37 +120,52 @@ def record_command(
       jaxprtool record -- python samples/train.py --steps 20
     """
     options.row_limit(top, all)  # refuse both before the script runs
-    from jaxprtool.recording import folder, launch
+    from jaxprtool.recording import launch
     from jaxprtool.recording.folder import Settings, kept_calls_of, require_until
+    from jaxprtool.recording.new_run import new_run
 
     kept = kept_calls_of(keep or [])
     require_until(until or "", kept)
+    keep_limit = bytes_of(keep_bytes)
     words = launched(words, module, behind_dashes(context, words))
-    path = (out or folder.free_folder()).rstrip("/") or "/"
-    folder.new_run(path, overwrite)
-    settings = Settings(
-        run=os.path.abspath(path),
-        start=time.time(),
-        constants=0 if no_constants else Settings.constants,
-        calls=calls,
-        keep=tuple(kept.items()),
-        keep_bytes=bytes_of(keep_bytes),
-        until=until or "",
-        profile=profile or 0,
-    )
     # The page needs JAX, which takes long to import: meanwhile, the script runs.
     reader = threading.Thread(target=_import_reader, daemon=True)
-    reader.start()
-    ended = launch.run_recorded(words, settings)
-    reader.join()
-    from jaxprtool.commands.record.record import finished
+    with new_run(out, overwrite) as new:
+        path = new.path
+        _note_place(new)
+        settings = Settings(
+            run=os.path.abspath(path),
+            start=time.time(),
+            constants=0 if no_constants else Settings.constants,
+            calls=calls,
+            keep=tuple(kept.items()),
+            keep_bytes=keep_limit,
+            until=until or "",
+            profile=profile or 0,
+        )
+        reader.start()
+        try:
+            ended = launch.run_recorded(words, settings)
+        except TargetError:
+            new.undo()
+            raise
+        reader.join()
+        from jaxprtool.commands.record.record import finished
 
-    run = finished(path)
+        run = finished(path)
     _note_missing(kept, run)
     _say(run, path, top, all, json)
     if profile:
         _say_profile(path, options.row_limit(top, all))
     raise typer.Exit(ended.exit_code)
+
+
+def _note_place(new: NewRun) -> None:
+    """Say where an older run is now, or why this one is not where it was to be."""
+    if new.older:
+        output.note(f"the run in {new.path}/ is now {new.older}/")
+    if new.is_other:
+        output.note(f"a run is being recorded in run/, so this one is {new.path}/")
 
 
 def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:

@@ -21,7 +21,7 @@ from IPython.display import HTML, display
 from jaxprtool.commands.record.page import record_cell
 from jaxprtool.commands.record.record import record
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.recording.folder import PAGE, free_folder, kept_calls_of
+from jaxprtool.recording.folder import PAGE, kept_calls_of
 
 
 @magics_class
@@ -33,8 +33,12 @@ class RecordMagics(Magics):
         self._shell = shell
 
     @magic_arguments()
-    @argument("-o", "--output", metavar="DIR/", help="Write the run here. Default: run/, run-2/, …")
-    @argument("--overwrite", action="store_true", help="Replace a run in that folder.")
+    @argument("-o", "--output", metavar="DIR/", help="Write the run here. Default: run/")
+    @argument(
+        "--overwrite",
+        action="store_true",
+        help="Replace a run in that folder instead of renaming it to run-1/, run-2/, …",
+    )
     @argument("--calls", action="store_true", help="Count the calls of functions.")
     @argument("--keep", metavar="NAME[:N],…", help="Keep arguments of these functions.")
     @argument("--until", metavar="nan", default="", help="Stop at the first NaN in their results.")
@@ -43,10 +47,9 @@ class RecordMagics(Magics):
     def record(self, line: str, cell: str) -> None:
         """Run the cell, and show what JAX compiled in it, how often, and why it recompiled."""
         options = parse_argstring(self.record, line)
-        path = options.output or free_folder()
         try:
             recorder = record(
-                path,
+                options.output,
                 overwrite=options.overwrite,
                 calls=options.calls,
                 keep=kept_calls_of([options.keep] if options.keep else []),
@@ -57,7 +60,7 @@ class RecordMagics(Magics):
                 result = _run_cell(self._shell, cell)
         except JaxprToolError as error:
             raise UsageError("\nhint: ".join(filter(None, (error.message, error.hint)))) from None
-        page = Path(path, PAGE)
+        page = Path(recording.folder, PAGE)
         display(HTML(record_cell(recording.run, str(page), page.read_text())))
         result.raise_error()
 

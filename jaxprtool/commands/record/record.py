@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,11 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
 from jaxprtool.recording.folder import Settings, require_until
+from jaxprtool.recording.new_run import NewRun, new_run
 from jaxprtool.recording.read import definitions, read_about, read_program, read_run
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
+from jaxprtool.recording.sources import KeptSources
 
 if TYPE_CHECKING:
     from jaxprtool.commands.memory.estimate import Memory
@@ -32,15 +35,20 @@ if TYPE_CHECKING:
 _DIFF_WIDTH = 100
 
 
+#: The recordings of this process, whose folders may be renamed.
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+
 class Recording:
     """A recorded run, in the block that is recorded or after it. Properties read its folder.
 
     Attributes:
-        folder: The folder of the run.
+        folder: The folder of the run. It changes if this process records another run there.
     """
 
     def __init__(self, path: str) -> None:
         self.folder = path
+        _recordings.add(self)
 
     @property
     def run(self) -> Run:
@@ -73,7 +81,7 @@ class Recording:
 
 @contextlib.contextmanager
 def record(
-    path: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
     overwrite: bool = False,
     calls: bool = False,
@@ -85,8 +93,9 @@ def record(
     """Record what JAX compiles in a `with` block.
 
     Args:
-        path: The folder to write; it must not exist, or be empty.
-        overwrite: Whether to replace a run in the folder.
+        path: The folder to write, by default `run`. A run that is there is renamed: `run` to
+            `run-1`, the next one to `run-2`, …
+        overwrite: Whether to replace a run in the folder instead.
         calls: Whether to count calls of functions made in the block, and the time until their
             results are ready.
         keep: The number of last calls whose arguments are kept, by function name. The functions
@@ -100,25 +109,25 @@ def record(
 
     Raises:
         ArgumentsError: If `until` is unknown, or there are no functions to check.
-        OutputError: If the folder cannot be written.
+        OutputError: If the folder holds other files, or a run that another process is writing, or
+            cannot be written.
     """
     require_until(until, keep)
-    where = os.fspath(path).rstrip("/") or "/"
-    settings = Settings(
-        run=os.path.abspath(where),
-        start=time.time(),
-        constants=Settings.constants if constants else 0,
-        calls=calls,
-        keep=tuple(keep.items()),
-        keep_bytes=keep_bytes,
-        until=until,
-    )
-    folder.new_run(where, overwrite)
-    try:
-        with _recorded(where, settings) as recording:
-            yield recording
-    finally:
-        finished(where)
+    with _new_run(None if path is None else os.fspath(path), overwrite) as new:
+        settings = Settings(
+            run=os.path.abspath(new.path),
+            start=time.time(),
+            constants=Settings.constants if constants else 0,
+            calls=calls,
+            keep=tuple(keep.items()),
+            keep_bytes=keep_bytes,
+            until=until,
+        )
+        try:
+            with _recorded(new.path, settings) as recording:
+                yield recording
+        finally:
+            finished(new.path)
 
 
 @contextlib.contextmanager
@@ -129,9 +138,19 @@ def recorded_compilations(path: str) -> Iterator[Recording]:
         path: A folder, which must be empty.
     """
     settings = Settings(run=os.path.abspath(path), start=time.time(), programs=False)
-    folder.new_run(path, overwrite=False)
-    with _recorded(path, settings) as recording:
+    with _new_run(path, overwrite=False), _recorded(path, settings) as recording:
         yield recording
+
+
+def _new_run(path: str | None, overwrite: bool) -> NewRun:
+    """Create the folder of a run, as `new_run`, and let recordings follow a renamed one."""
+    new = new_run(path, overwrite)
+    if new.older:
+        renamed = os.path.abspath(new.path)
+        for recording in _recordings:
+            if os.path.abspath(recording.folder) == renamed:
+                recording.folder = new.older
+    return new
 
 
 @contextlib.contextmanager
@@ -197,8 +216,11 @@ def finished(path: str) -> Run:
     from jaxprtool.recording.trace import perfetto
 
     run, about = read_run(path), read_about(path)
-    files = [file for file in run.files.values() if not is_installed(file)]
-    digests = {file: source_text.source_digest(file, since=about["start"]) for file in files}
+    # Lines that only the summary shows, as of calls, may be in files that no process kept.
+    sources = KeptSources(path, since=about["start"])
+    users = {file: name for file, name in run.files.items() if not is_installed(name)}
+    now = [name for name in users.values() if source_text.path(name) == name]
+    digests = {name: sources.keep(name) for name in now}
     folder.write_json_file(os.path.join(path, folder.RUN), about | {"digests": digests})
     with file_written_whole(os.path.join(path, folder.TRACE)) as file:
         file.write(perfetto(run).encode())
@@ -208,7 +230,11 @@ def finished(path: str) -> Run:
             details[compilation.file] = _details(
                 read_program(path, os.path.join(path, compilation.file))
             )
-    texts = dict(_sources(run, digests))
+    texts = {
+        file: text
+        for file, name in users.items()
+        if digests.get(name, name) and (text := source_text.file_text(name))
+    }
     page = pages.run_page(run, details, texts, folder.TRACE, dict(_differences(run)))
     with file_written_whole(os.path.join(path, folder.PAGE)) as file:
         file.write(page.encode())
@@ -252,17 +278,3 @@ def _differences(run: Run) -> Iterator[tuple[str, str]]:
                 if differences.hunks or differences.border:
                     yield name, diff_text(differences, _DIFF_WIDTH, None).plain()
                     break
-
-
-def _sources(run: Run, digests: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield the user's files that lines of a run are in, and their texts.
-
-    A file that was edited while the script ran has no digest: its lines may be others now.
-    """
-    for path, file in run.files.items():
-        if digests.get(file):
-            with (
-                contextlib.suppress(OSError, UnicodeDecodeError),
-                open(file, encoding="utf-8") as text,
-            ):
-                yield path, text.read()

@@ -514,13 +514,15 @@ class LocationComments:
         """The table of the call stacks that the comments mention."""
         return self._stacks.table
 
-    def digests(self, since: float | None = None) -> dict[str, str]:
+    def digests(
+        self, digest_of: Callable[[str], str] = source_text.source_digest
+    ) -> dict[str, str]:
         """Return a digest of each of the user's files that the comments mention.
 
         Args:
-            since: As for `source_text.source_digest`.
+            digest_of: Returns the digest of a file; "" if its text is not known.
         """
-        return {name: source_text.source_digest(file, since) for name, file in self._users.items()}
+        return {name: digest_of(file) for name, file in self._users.items()}
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""

@@ -28,6 +28,7 @@ from jaxprtool.formats.jaxpr.params import OPAQUE, encode_opaque
 from jaxprtool.formats.jaxpr.syntax import MAX_DEPTH, VERSION
 from jaxprtool.formats.jaxpr.values import NO_MESH, Encoder, TypeWriter, Unwritable
 from jaxprtool.formats.npz import ProgramText, constants_file, write_texts
+from jaxprtool.ir import source_text
 from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, are_stubs, rules_followed, stubbed
 from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.expansions import without_live_objects
@@ -432,7 +433,7 @@ def rendered(
     beside: str,
     stubs: bool = False,
     opaque: OpaqueEquations = OpaqueEquations.none,
-    since: float | None = None,
+    digest_of: Callable[[str], str] = source_text.source_digest,
 ) -> tuple[str, dict[str, np.ndarray]]:
     """Return the text of a program's file, and the arrays of its constants file by digest.
 
@@ -441,12 +442,12 @@ def rendered(
         beside: The name that the constants file begins with, as `constants_file` makes it.
         stubs: Whether Python functions are written as stubs of the same type.
         opaque: The equations that are written as opaque ones.
-        since: The time at which the user's files were read; they may have been edited later.
+        digest_of: Returns the digest of the text of a file when it ran; "" if it is not known.
 
     Raises:
         UnsupportedError: As for `write`.
     """
-    return _rendered(program, beside, stubs, opaque=opaque, since=since)[:2]
+    return _rendered(program, beside, stubs, opaque=opaque, digest_of=digest_of)[:2]
 
 
 def require_writable(program: Program, callbacks: str = "refuse") -> None:
@@ -461,7 +462,7 @@ def _rendered(
     stubs: bool,
     source: bool = True,
     opaque: OpaqueEquations = OpaqueEquations.none,
-    since: float | None = None,
+    digest_of: Callable[[str], str] = source_text.source_digest,
     quoted: frozenset[str] = frozenset(),
 ) -> tuple[str, dict[str, np.ndarray], dict[str, None]]:
     """Return the text of a program's file, and its stored arrays: none without a path.
@@ -479,7 +480,7 @@ def _rendered(
         # A word without quotes is read as a text unless it is the name of a jaxpr.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
-            return _rendered(program, path, stubs, source, opaque, since, frozenset(clashes))
+            return _rendered(program, path, stubs, source, opaque, digest_of, frozenset(clashes))
         body = "".join(layout.tokens())
         arrays = notation.constants.stored
         beside = constants_file(path, arrays) if path and arrays else None
@@ -487,7 +488,7 @@ def _rendered(
             "foreign": notation.types.foreign,
             "modules": notation.modules,
             "files": comments.files,
-            "digests": comments.digests(since),
+            "digests": comments.digests(digest_of),
             "stacks": comments.stacks,
         }
         header = header_text(program, beside, tables, notation.types, notation.usual_mesh)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -155,6 +155,7 @@ class HloModule:
         schedule: The order in which the instructions of a function run, by the function's number.
         devices: The number of devices that it was compiled for.
         since: The time of the file that it was read from. Source files written later have changed.
+        digests: The digests of source files, if it is of a recorded run that keeps them.
     """
 
     name: str
@@ -164,6 +165,7 @@ class HloModule:
     devices: int
     stack_frames: Message = field(repr=False)
     since: float | None = None
+    digests: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def instructions(self) -> dict[int, Instruction]:
@@ -222,7 +224,7 @@ class HloModule:
             [name.decode(errors="replace") for name in self.stack_frames.get(number, ())]
             for number in (1, 2)
         )
-        files = [source_text.name_since(file, self.since) for file in files]
+        files = [source_text.name_since(file, self.since, self.digests) for file in files]
         locations = []
         for entry in submessages(self.stack_frames, 3):
             line, column, end_line, end_column = (integer(entry, n) for n in (3, 4, 5, 6))

@@ -206,13 +206,28 @@ def test_mistakes_are_one_line_errors(cli, folder, words, message, hint):
 
 
 def test_a_run_is_kept_unless_it_is_to_be_replaced(cli, folder):
-    for path in ("run", "run-2"):
-        assert cli("record", "plain.py").code == 4
-        assert Path(path, "run.json").exists()
-    done = cli("record", "-o", "run", "plain.py")
-    assert (done.code, done.out) == (2, "")
-    assert "--overwrite" in done.err
-    assert cli("record", "-o", "run", "--overwrite", "plain.py").code == 4
+    assert cli("record", "plain.py").code == 4
+    Path("run/mine.txt").touch()
+    done = cli("record", "plain.py")
+    assert done.code == 4 and "note: the run in run/ is now run-1/\n" in done.err
+    assert Path("run-1/mine.txt").exists() and not Path("run/mine.txt").exists()
+    assert cli("record", "--overwrite", "plain.py").code == 4
+    assert not Path("run-2").exists()
+    assert cli("record", "-o", "run-1", "plain.py").code == 4
+    assert Path("run-1-1/mine.txt").exists()
+    gone = cli("show", "run-9/step")
+    assert gone.code == 2 and gone.err.startswith(
+        "error: no run 'run-9'\nhint: the runs here: run-1,"
+    )
+
+
+def test_a_command_that_cannot_run_leaves_the_runs_as_they_were(cli, folder):
+    assert cli("record", "plain.py").code == 4
+    started = Path("run/run.json").read_text()
+    done = cli("record", "--", "no-such-command")
+    assert (done.code, "cannot run 'no-such-command'" in done.err) == (2, True)
+    assert Path("run/run.json").read_text() == started
+    assert not Path("run-1").exists()
 
 
 @on_one_release

@@ -64,12 +64,18 @@ def test_a_recorded_cell_needs_no_command_and_ends_on_its_own(shell, shown):
     assert (run.command, run.exit_code, run.processes[0].ending) == ((), 0, "")
 
 
-def test_a_folder_with_a_run_is_refused_in_one_line(shell, shown, capsys):
+def test_a_run_in_the_folder_is_renamed(shell, shown):
     shell.run_cell(CELL).raise_error()
-    capsys.readouterr()
-    shell.run_cell("%%record -o run\n1")
-    message = "".join(capsys.readouterr())
-    assert "UsageError: 'run' holds a recorded run\nhint: add --overwrite" in message
+    shell.run_cell("%%record\n1").raise_error()
+    assert len(read_run("run-1").compilations) == 2
+    assert len(read_run("run").compilations) == 0
+
+
+def test_a_run_has_the_text_of_cells(shell, shown):
+    code = "import jax\nf = jax.jit(lambda x: x * 3 + 1)\nvalue = f(1.0)"
+    shell.run_cell(f"%%record\n{code}").raise_error()
+    texts = [path.read_text() for path in Path("run/sources").iterdir()]
+    assert any("lambda x: x * 3 + 1" in text for text in texts)
 
 
 def test_lines_of_cells_have_the_number_of_the_cell(shell):

@@ -346,6 +346,14 @@ def test_plugins_use_only_the_public_api():
     assert packages and [deep for package in packages for deep in deep_imports(package)] == []
 
 
+def test_plugins_import_nothing_by_its_place_in_the_repository():
+    # Installed, a plug-in stands beside jaxprtool, and there are no such packages.
+    folders = {"docs", "plugins", "samples", "tests"}
+    files = list((PACKAGE.parent / "plugins").glob("*/jaxprtool_*/**/*.py"))
+    named = [name for path in files for name in imports(path) if name.split(".")[0] in folders]
+    assert files and named == []
+
+
 @pytest.mark.parametrize("package", ON_THE_DOOR)
 def test_our_packages_use_only_the_public_api(package):
     assert list(deep_imports(PACKAGE / package, own=(package,))) == []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from jaxprtool import Pass, Program
 
 if TYPE_CHECKING:
-    from plugins.intervals.jaxprtool_intervals.domain import Interval
+    from jaxprtool_intervals.domain import Interval
 
 __all__ = ["Intervals", "bounds"]
 
@@ -41,7 +41,7 @@ class Intervals(Pass):
     arguments: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def __call__(self, program: Program) -> Program:
-        from plugins.intervals.jaxprtool_intervals.domain import rewritten
+        from jaxprtool_intervals.domain import rewritten
 
         return program.replace(jaxpr=rewritten(program, self.arguments).jaxpr)
 
@@ -61,6 +61,6 @@ def bounds(
     Raises:
         ArgumentsError: If the program has no such argument.
     """
-    from plugins.intervals.jaxprtool_intervals.domain import rewritten
+    from jaxprtool_intervals.domain import rewritten
 
     return dict(zip(program.out_names, rewritten(program, arguments or {}).kinds, strict=True))

@@ -215,6 +215,11 @@ def test_only_the_browser_imports_textual():
     assert modules and not any("browse." in module for module in modules)
 
 
+def test_nothing_that_reads_files_of_users_unpickles():
+    users = {room(path) for path in PACKAGE.rglob("*.py") if "pickle" in imports(path)}
+    assert users and not users & {"formats", "ir", "loading", "passes", "recording", "testing"}
+
+
 @on_one_release
 def test_a_program_has_its_methods_wherever_it_comes_from(tmp_path):
     path = tmp_path / "cat.jaxpr"

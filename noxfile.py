@@ -50,6 +50,7 @@ def bench(session):
 def docs(session):
     """Write the pages that are made from code, and run what all pages show."""
     session.run("python", "-m", "tests.documentation.json_page")
+    session.run("python", "-m", "tests.documentation.lint_page")
     session.run("python", "-m", "tests.documentation.picture")
     session.run("pytest", "tests/documentation", *session.posargs)
 

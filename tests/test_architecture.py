@@ -215,6 +215,11 @@ def test_only_the_browser_imports_textual():
     assert modules and not any("browse." in module for module in modules)
 
 
+def test_nothing_that_reads_files_of_users_unpickles():
+    users = {room(path) for path in PACKAGE.rglob("*.py") if "pickle" in imports(path)}
+    assert users and not users & {"formats", "ir", "loading", "passes", "recording", "testing"}
+
+
 @on_one_release
 def test_a_program_has_its_methods_wherever_it_comes_from(tmp_path):
     path = tmp_path / "cat.jaxpr"
@@ -305,7 +310,10 @@ def test_only_jaxcompat_imports_jax_src():
 
 
 #: Packages of the distribution that only use the public API, as plug-ins do.
-ON_THE_DOOR = ("browse", "sizes")
+ON_THE_DOOR = ("commands/browse", "sizes")
+
+#: The modules that a command of a plug-in uses: they are public, as `jaxprtool.extend` says.
+FOR_COMMANDS = {"registry", "cli.session", "cli.options", "cli.output"}
 
 #: Packages that should use only the public API, but import the engine of their rules.
 NOT_YET = ("passes/mapping/batch", "passes/mapping/mask", "passes/mapping/ragged")
@@ -314,8 +322,9 @@ NOT_YET = ("passes/mapping/batch", "passes/mapping/mask", "passes/mapping/ragged
 def deep_imports(folder, own=()):
     """Return the non-public imports of jaxprtool's modules in a folder, each as `file:line name`.
 
-    The names of `jaxprtool`, `jaxprtool.errors`, `jaxprtool.extend` and its contents are public,
-    and so are the entry modules of packages that only use these. `own` is the path of the package.
+    The names of `jaxprtool`, `jaxprtool.errors`, `jaxprtool.extend` and its contents, and of the
+    modules for commands are public, and so are the entry modules of packages that only use these.
+    `own` is the path of the package.
     """
     for path in sorted(folder.rglob("*.py")):
         for node in parsed(path):
@@ -338,6 +347,8 @@ def deep_imports(folder, own=()):
 def is_public(parts, own=()):
     if parts[:1] in (["extend"], ["errors"], []) or tuple(parts[: len(own)]) == own != ():
         return True
+    if any(f"{'.'.join(parts)}.".startswith(f"{module}.") for module in FOR_COMMANDS):
+        return True
     return len(parts) == 1 and parts[0] in (*jaxprtool.__all__, *ON_THE_DOOR)
 
 
@@ -346,9 +357,18 @@ def test_plugins_use_only_the_public_api():
     assert packages and [deep for package in packages for deep in deep_imports(package)] == []
 
 
+def test_plugins_import_nothing_by_its_place_in_the_repository():
+    # Installed, a plug-in stands beside jaxprtool, and there are no such packages.
+    folders = {"docs", "plugins", "samples", "tests"}
+    files = list((PACKAGE.parent / "plugins").glob("*/jaxprtool_*/**/*.py"))
+    named = [name for path in files for name in imports(path) if name.split(".")[0] in folders]
+    assert files and named == []
+
+
 @pytest.mark.parametrize("package", ON_THE_DOOR)
 def test_our_packages_use_only_the_public_api(package):
-    assert list(deep_imports(PACKAGE / package, own=(package,))) == []
+    assert (PACKAGE / package).is_dir()
+    assert list(deep_imports(PACKAGE / package, own=tuple(package.split("/")))) == []
 
 
 @pytest.mark.parametrize("package", NOT_YET)

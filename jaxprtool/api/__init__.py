@@ -1,1 +1,1 @@
-"""The Python API of jaxprtool."""
+"""The Python functions that are no command: tracing, `jit` and `vmap`, and methods of `Program`."""

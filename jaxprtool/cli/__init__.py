@@ -1,1 +1,4 @@
-"""The command line: one module per command, which parses options, calls the API and prints."""
+"""What all commands share: options, sessions, output, help, progress and errors.
+
+The commands are chapters of `jaxprtool.commands`.
+"""

@@ -16,7 +16,7 @@ from typer.main import get_command
 
 from jaxprtool import registry
 from jaxprtool.cli import completion, errors, launch, options, output, start
-from jaxprtool.errors import OutputError
+from jaxprtool.errors import JaxprToolError, OutputError, PluginError, described
 from jaxprtool.ir import process
 from jaxprtool.registry import CommandInfo
 from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, color_name
@@ -97,16 +97,26 @@ def load_command(name: str, info: CommandInfo) -> Any:
     """Import a command, and return its Click command.
 
     Raises:
-        PluginError: If it cannot be imported.
+        PluginError: If it is of a plug-in, and cannot be imported.
     """
     alone = typer.Typer(
         rich_markup_mode="rich", pretty_exceptions_enable=False, add_completion=False
     )
-    body = registry.imported(info.run)
+    body = _imported_command(name, info)
     alone.command(name, cls=getattr(body, "click_class", ColoredCommand), context_settings=_HELP)(
         body
     )
     return _with_brackets_escaped(get_command(alone))
+
+
+def _imported_command(name: str, info: CommandInfo) -> Any:
+    """Import the function of a command."""
+    try:
+        return registry.imported(info.run)
+    except (Exception, SystemExit) as error:
+        if isinstance(error, JaxprToolError) or info.run.startswith(f"{PROGRAM}."):
+            raise
+        raise PluginError(f"command '{name}' cannot be imported: {described(error)}") from error
 
 
 app = typer.Typer(

@@ -22,6 +22,12 @@ A package lists the primitives for which it has rules and traits in the entry-po
 `jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a
 `jaxprtool.Pass`, in the group `jaxprtool.passes`. Errors that users can cause are in
 `jaxprtool.errors`.
+
+A command is a `jaxprtool.registry.CommandInfo`, in the group `jaxprtool.commands`. Its module is
+imported by `jaxprtool --help`, and must not import JAX; the module of its function is imported when
+the command is called. The function is decorated with `command` of `jaxprtool.cli.session`, whose
+`Session` returns the programs of a TARGET after passes. `jaxprtool.cli.options` declares options,
+and `jaxprtool.cli.output` writes tables, JSON and notes. These four modules are public too.
 """
 
 from collections.abc import Callable

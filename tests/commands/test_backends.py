@@ -98,7 +98,8 @@ def usual():
 @pytest.mark.sweep
 def test_each_command_has_a_line():
     named = {line.split()[0] for line in [*DEVICE, *REST]}
-    assert named == commands().keys() - {"browse"}  # which has no terminal here
+    ours = {name for name, info in commands().items() if info.run.startswith("jaxprtool.")}
+    assert named == ours - {"browse"}  # which has no terminal here
 
 
 @pytest.mark.sweep

@@ -20,11 +20,11 @@ from jaxprtool.ir import documents
 from jaxprtool.passes.framework.docstrings import documentation
 from jaxprtool.registry import commands, imported
 
-#: The documents of each command that has `--json`.
+#: The documents of each of our commands that has `--json`.
 DOCUMENTS = {
     name: tuple(map(imported, command.documents))
     for name, command in commands().items()
-    if command.documents
+    if command.documents and command.run.startswith("jaxprtool.")
 }
 
 

@@ -36,6 +36,8 @@ def page(before: str) -> str:
     rules = [rule for rule in all_rules() if rule.module.startswith("jaxprtool.")]
     parts = [before.partition(_BELOW)[0] + _BELOW, "| code | name | finds |", "| --- | --- | --- |"]
     parts += [f"| [{r.code}](#{r.code.lower()}) | `{r.name}` | {_first(r)} |" for r in rules]
+    families = {rule.code[2] for rule in rules}
+    assert families <= FAMILIES.keys(), f"FAMILIES has no title for {families - FAMILIES.keys()}"
     for digit, family in FAMILIES.items():
         parts += ["", f"## {family}"]
         for rule in rules:

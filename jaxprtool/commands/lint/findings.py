@@ -6,11 +6,13 @@ import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.commands.lint.graph import LintedProgram, Node
 from jaxprtool.errors import ArgumentsError, PluginError, described, did_you_mean
 from jaxprtool.ir.documents import Printed, document
@@ -133,15 +135,15 @@ class Found(NamedTuple):
 #         """What is found, and why it matters."""
 #         yield Found(node, "…", "…", "copies of {bytes}", bytes=node.bytes)
 #
-# A plug-in lists a module with its rules in the entry-point group `jaxprtool.lint`. The examples
-# are texts of modules with a function `f` that has arguments by `jaxprtool.example`. In the bad
-# one, the lines of the findings end in a comment with the code. Tests run them, and the
-# documentation shows them.
+# Our own rules are the modules in `commands/lint/rules/`. A plug-in lists a module with its rules
+# in the entry-point group `jaxprtool.lint`.
+#
+# The examples are texts of modules with a function `f` that has arguments by `jaxprtool.example`.
+# In the bad one, the lines of the findings end in a comment with the code. Tests run them, and the
+# documentation shows them. A finding whose cost is in words alone, such as "a transfer in every
+# step", needs no bytes and no operations; it is listed after those that have them.
 
 GROUP = "jaxprtool.lint"
-
-#: The modules of our own rules.
-_OWN = (*("dtypes", "indexing", "loops", "numerics", "uses"),)
 
 #: The check of a rule: yields its findings in a program.
 Check: TypeAlias = Callable[[LintedProgram], Iterable[Found]]
@@ -220,17 +222,23 @@ def all_rules() -> list[LintRule]:
 
 @cache
 def _load() -> None:
-    for module in _OWN:
-        import_module(f"jaxprtool.commands.lint.rules.{module}")
+    """Import our modules of rules, which are in `commands/lint/rules/`, and those of plug-ins."""
+    files = (path for folder in own_rules.__path__ for path in Path(folder).glob("[!_]*.py"))
+    for path in sorted(files):
+        _import_rules(str(path), partial(import_module, f"{own_rules.__name__}.{path.stem}"))
     for point in entry_points(group=GROUP):
-        try:
-            point.load()
-        except PluginError:
-            raise
-        except (Exception, SystemExit) as error:
-            origin = point.dist.name if point.dist else point.module
-            message = f"the lint rules of {origin} cannot be imported: {described(error)}"
-            raise PluginError(message) from error
+        _import_rules(point.dist.name if point.dist else point.module, point.load)
+
+
+def _import_rules(origin: str, load: Callable[[], object]) -> None:
+    """Import a module of rules. `origin` is the file or the package that an error names."""
+    try:
+        load()
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        message = f"the lint rules of {origin} cannot be imported: {described(error)}"
+        raise PluginError(message) from error
 
 
 def _codes(codes: str | Iterable[str]) -> tuple[str, ...]:

@@ -6,8 +6,8 @@ parameters, or as calls of `equinox.internal`. A primitive that takes any Python
 tree: modules by their classes and fields, and `operand` for each array.
 """
 
-from plugins.equinox.jaxprtool_equinox import costs, files, source  # noqa: F401  (they fill the tables)
-from plugins.equinox.jaxprtool_equinox.modules import (
+from jaxprtool_equinox import costs, files, source  # noqa: F401  (they fill the tables)
+from jaxprtool_equinox.modules import (
     enumeration,
     filtered,
     function,

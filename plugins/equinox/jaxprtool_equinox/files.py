@@ -26,7 +26,7 @@ from jaxprtool.extend.files import (
     encode_params,
     readable_params,
 )
-from plugins.equinox.jaxprtool_equinox import modules
+from jaxprtool_equinox import modules
 
 #: The primitives whose parameters may be any Python objects.
 FILTERED = ("linear_solve", "noinline")

@@ -23,8 +23,8 @@ from jaxprtool.extend.python import (
     constructors,
     unsupported,
 )
-from plugins.equinox.jaxprtool_equinox import modules
-from plugins.equinox.jaxprtool_equinox.files import FILTERED, mapped
+from jaxprtool_equinox import modules
+from jaxprtool_equinox.files import FILTERED, mapped
 
 ROOTS["eqxi"] = "import equinox.internal as eqxi"
 ROOTS["jaxprtool_equinox"] = "import jaxprtool_equinox"

@@ -1,7 +1,7 @@
 """A jaxprtool plug-in: collect the intermediate values that a function sows, or replace them.
 
     from jaxprtool import nest, sow
-    from plugins.harvest.jaxprtool_harvest import call_and_reap, harvest, plant, reap
+    from jaxprtool_harvest import call_and_reap, harvest, plant, reap
 
     def f(x):
         y = sow(x + 1.0, tag="debug", name="y")
@@ -27,8 +27,8 @@ from jaxprtool import Pass
 
 if TYPE_CHECKING:
     from jaxprtool import Program
-    from plugins.harvest.jaxprtool_harvest.functions import call_and_reap, harvest, plant, reap
-    from plugins.harvest.jaxprtool_harvest.sites import HarvestError, Settings
+    from jaxprtool_harvest.functions import call_and_reap, harvest, plant, reap
+    from jaxprtool_harvest.sites import HarvestError, Settings
 
 _HOME = {
     "HarvestError": "jaxprtool_harvest.sites",
@@ -67,7 +67,7 @@ class _Harvest(Pass):
     exclusive: bool = False
 
     def _settings(self) -> Settings:
-        from plugins.harvest.jaxprtool_harvest.sites import Settings
+        from jaxprtool_harvest.sites import Settings
 
         return Settings.of(self.tag, self.allowlist, self.blocklist, self.exclusive)
 
@@ -89,7 +89,7 @@ class Reap(_Harvest):
     preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
-        from plugins.harvest.jaxprtool_harvest.programs import reaped
+        from jaxprtool_harvest.programs import reaped
 
         return reaped(program, self._settings(), keep_results=False)
 
@@ -114,7 +114,7 @@ class CallAndReap(_Harvest):
     preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
-        from plugins.harvest.jaxprtool_harvest.programs import reaped
+        from jaxprtool_harvest.programs import reaped
 
         return reaped(program, self._settings(), keep_results=True)
 
@@ -136,7 +136,7 @@ class Plant(_Harvest):
     preserves: ClassVar[bool] = False
 
     def __call__(self, program: Program) -> Program:
-        from plugins.harvest.jaxprtool_harvest.programs import planted
+        from jaxprtool_harvest.programs import planted
 
         return planted(program, self._settings())
 

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from jaxprtool import extend
 from jaxprtool.extend import dce_body, named, type_of
-from plugins.harvest.jaxprtool_harvest.planting import plant_jaxpr
-from plugins.harvest.jaxprtool_harvest.reaping import reap_jaxpr
-from plugins.harvest.jaxprtool_harvest.sites import (
+from jaxprtool_harvest.planting import plant_jaxpr
+from jaxprtool_harvest.reaping import reap_jaxpr
+from jaxprtool_harvest.sites import (
     HarvestError,
     Settings,
     Site,

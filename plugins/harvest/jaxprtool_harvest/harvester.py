@@ -36,7 +36,7 @@ from jaxprtool.extend import (
     sow_p,
     sub_jaxprs,
 )
-from plugins.harvest.jaxprtool_harvest.sites import Path, Settings, Site, Sites
+from jaxprtool_harvest.sites import Path, Settings, Site, Sites
 
 #: A site with the atoms of its values in the current body.
 Found = tuple[Site, tuple[Atom, ...]]

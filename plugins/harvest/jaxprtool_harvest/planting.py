@@ -23,7 +23,7 @@ from jaxprtool.extend import (
     named,
     replace_jaxpr,
 )
-from plugins.harvest.jaxprtool_harvest.harvester import (
+from jaxprtool_harvest.harvester import (
     Harvester,
     Work,
     fresh,
@@ -34,7 +34,7 @@ from plugins.harvest.jaxprtool_harvest.harvester import (
     shard_specs,
     zeros,
 )
-from plugins.harvest.jaxprtool_harvest.sites import (
+from jaxprtool_harvest.sites import (
     HarvestError,
     Path,
     Settings,

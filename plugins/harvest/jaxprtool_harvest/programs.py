@@ -10,9 +10,9 @@ import jax
 from jaxprtool import Program
 from jaxprtool.errors import did_you_mean
 from jaxprtool.extend import dce_body, equations, replace_jaxpr, sow_p, top_jaxpr
-from plugins.harvest.jaxprtool_harvest.planting import plant_jaxpr
-from plugins.harvest.jaxprtool_harvest.reaping import reap_jaxpr
-from plugins.harvest.jaxprtool_harvest.sites import HarvestError, Settings, Site, as_tree, types
+from jaxprtool_harvest.planting import plant_jaxpr
+from jaxprtool_harvest.reaping import reap_jaxpr
+from jaxprtool_harvest.sites import HarvestError, Settings, Site, as_tree, types
 
 
 def reaped(program: Program, settings: Settings, keep_results: bool) -> Program:

@@ -23,7 +23,7 @@ from jaxprtool.extend import (
     replace_jaxpr,
 )
 from jaxprtool.extend import call as call_of
-from plugins.harvest.jaxprtool_harvest.harvester import (
+from jaxprtool_harvest.harvester import (
     Harvester,
     Work,
     fresh,
@@ -34,7 +34,7 @@ from plugins.harvest.jaxprtool_harvest.harvester import (
     shard_specs,
     zeros,
 )
-from plugins.harvest.jaxprtool_harvest.sites import (
+from jaxprtool_harvest.sites import (
     HarvestError,
     Settings,
     Site,

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprtool_harvest import HarvestError, call_and_reap, harvest, plant, reap
 
 from jaxprtool import nest, sow
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.equations import equations
 from jaxprtool.jaxcompat import open_jaxpr
-from plugins.harvest.jaxprtool_harvest import HarvestError, call_and_reap, harvest, plant, reap
 
 value = partial(sow, tag="t")
 reap_t, plant_t, harvest_t = (partial(f, tag="t") for f in (reap, plant, harvest))

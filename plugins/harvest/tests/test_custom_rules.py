@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxprtool_harvest import call_and_reap, harvest, plant, reap
 
 from jaxprtool import sow
 from jaxprtool.errors import JaxprToolError, UnsupportedError
-from plugins.harvest.jaxprtool_harvest import call_and_reap, harvest, plant, reap
 
 value = partial(sow, tag="t")
 reap_t, plant_t, harvest_t = (partial(f, tag="t") for f in (reap, plant, harvest))

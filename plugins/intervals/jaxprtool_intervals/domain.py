@@ -7,7 +7,7 @@ from itertools import product
 import jax.numpy as jnp
 import numpy as np
 
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.extend import Call, Literal, RuleTable, close_jaxpr, rule, traits
 from jaxprtool.extend.domains import BodyBuilder, Domain, by_edges, custom_derivative
 
@@ -21,6 +21,11 @@ class Interval:
     low: float = -INF
     high: float = INF
     nan: bool = True
+
+
+def of_any(dtype):
+    """Return the interval of a value of which only the dtype is known."""
+    return Interval(nan=bool(jnp.issubdtype(dtype, np.inexact)))
 
 
 def of_value(value, dtype):
@@ -83,6 +88,7 @@ rule(rules, "min")(lambda eqn, x, y: hull((min(x.low, y.low), min(x.high, y.high
 rule(rules, "neg")(monotone(lambda a: -a))
 rule(rules, "exp")(monotone(lambda a: math.exp(a) if a < 700 else INF))
 rule(rules, "tanh")(monotone(math.tanh))
+rule(rules, "logistic")(monotone(lambda a: math.tanh(a / 2) / 2 + 0.5))
 rule(rules, "sin", "cos")(lambda eqn, x: Interval(-1.0, 1.0, x.nan or INF in (-x.low, x.high)))
 rule(rules, "reduce_sum")(lambda eqn, x: summed(_size(eqn), x))
 rule(rules, "dot_general")(lambda eqn, x, y: summed(_size(eqn), multiplied(x, y)))
@@ -105,10 +111,10 @@ def rounded(x, eqn, dtype):
     if jnp.issubdtype(dtype, np.integer):
         least, most = max(jnp.iinfo(dtype).min, -(2**53)), min(jnp.iinfo(dtype).max, 2**53)
         if x.nan or x.low < least or x.high > most:
-            return Interval(nan=False)
+            return of_any(dtype)
         return Interval(math.floor(x.low), math.ceil(x.high), False)
     if not jnp.issubdtype(dtype, np.floating):
-        return Interval()
+        return of_any(dtype)
     if traits(eqn).moves or eqn.primitive.name in ("max", "min", "neg", "abs"):
         return x
     info = jnp.finfo(dtype)
@@ -196,10 +202,12 @@ class IntervalDomain(Domain):
 
 def rewritten(program, arguments):
     """Return the rewritten body of a program, whose kinds are the bounds of its results."""
-    if unknown := arguments.keys() - set(program.arg_names):
-        raise ArgumentsError(f"{program.name} has no argument {min(unknown)}")
+    names = program.arg_names
+    if unknown := arguments.keys() - set(names):
+        hint = did_you_mean(min(unknown), names) or f"its arguments are {', '.join(names)}"
+        raise ArgumentsError(f"{program.name} has no argument {min(unknown)}", hint)
     kinds = [
-        Interval(*map(float, arguments[n]), False) if n in arguments else Interval()
-        for n in program.arg_names
+        Interval(*map(float, arguments[name]), False) if name in arguments else of_any(dtype)
+        for name, dtype in zip(names, (var.aval.dtype for var in program.jaxpr.invars), strict=True)
     ]
     return IntervalDomain().body(close_jaxpr(program.jaxpr), kinds)

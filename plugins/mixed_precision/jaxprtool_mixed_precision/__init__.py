@@ -62,7 +62,7 @@ class NarrowProducts(Pass):
 
     def __call__(self, program: "Program") -> "Program":
         from jaxprtool.extend import map_equations
-        from plugins.mixed_precision.jaxprtool_mixed_precision.casting import cast_operands
+        from jaxprtool_mixed_precision.casting import cast_operands
 
         rule = partial(cast_operands, compute_dtype=self.compute_dtype)
         return program.replace(jaxpr=map_equations(program.jaxpr, rule))

@@ -1,12 +1,15 @@
-"""Installed packages add rules by the entry-point group `jaxprtool.lint`."""
+"""Rules are added by the place of our modules, and by the entry-point group `jaxprtool.lint`."""
 
+import sys
 import textwrap
 
 import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from jaxprtool.cli.main import main
 from jaxprtool.commands.lint import findings
+from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.errors import ArgumentsError, PluginError
 
 RULE = """
@@ -23,9 +26,19 @@ RULE = """
 
 
 @pytest.fixture
-def install(tmp_path, monkeypatch):
+def rules_restored(monkeypatch):
+    """Load the rules again when they are asked for next, and restore them after the test."""
+    rules = {rule.code: rule for rule in findings.all_rules()}
+    findings._load.cache_clear()
+    yield
+    findings.lint_rules.clear()
+    findings.lint_rules.update(rules)
+    findings._load.cache_clear()
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch, rules_restored):
     """Install a package with a module of rules."""
-    known = {rule.code: rule for rule in findings.all_rules()}
 
     def install(text, name):
         (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
@@ -34,12 +47,22 @@ def install(tmp_path, monkeypatch):
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
         (info / "entry_points.txt").write_text(f"[jaxprtool.lint]\nrules = {name}\n")
         monkeypatch.syspath_prepend(str(tmp_path))
-        findings._load.cache_clear()
 
-    yield install
-    findings.lint_rules.clear()
-    findings.lint_rules.update(known)
-    findings._load.cache_clear()
+    return install
+
+
+@pytest.fixture
+def add_ours(tmp_path, monkeypatch, rules_restored):
+    """Put a module in the folder of our own rules, and return its file."""
+    monkeypatch.setattr(own_rules, "__path__", [*own_rules.__path__, str(tmp_path)])
+
+    def add_ours(text, name):
+        monkeypatch.delitem(sys.modules, f"{own_rules.__name__}.{name}", raising=False)
+        path = tmp_path / f"{name}.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return add_ours
 
 
 def twice(x):
@@ -67,6 +90,18 @@ def test_a_module_that_cannot_be_imported_is_named(install):
     install("import nothing_of_this_name", "lint_rules_broken")
     with pytest.raises(PluginError, match="lint rules of lint_rules_broken cannot be imported"):
         findings.all_rules()
+
+
+def test_a_module_in_the_folder_of_our_rules_is_loaded(add_ours):
+    add_ours(RULE.format(code="JT999"), "added_rules")
+    assert "JT999" in {rule.code for rule in findings.all_rules()}
+
+
+def test_an_error_in_one_of_our_modules_names_its_file_and_is_no_internal_error(add_ours, capsys):
+    path = add_ours("from jaxprtool.ir.traits import nothing", "wrong_rules")
+    assert main(["lint", f"{__file__}:rounded", "--args", "f32[8]"]) == 2
+    text = " ".join(capsys.readouterr().err.split())
+    assert f"the lint rules of {path} cannot be imported: ImportError: cannot import" in text
 
 
 def test_a_code_without_a_rule_is_an_error_with_the_existing_ones():

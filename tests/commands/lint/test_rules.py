@@ -7,7 +7,7 @@ import jax
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.lint.lint import all_rules, lint
+from jaxprtool.commands.lint.lint import LintedProgram, all_rules, lint
 from tests.commands.lint.programs import HEAD, PROGRAMS
 from tests.programs import harness_share
 from tests.programs.corpus import corpus, wasteful_corpus
@@ -19,19 +19,19 @@ RULES = {rule.code: rule for rule in all_rules()}
 
 @pytest.fixture
 def linted(tmp_path, monkeypatch):
-    """Return the locations and codes that a text must have, and its findings."""
+    """Return the locations and codes that a text must have, and its program."""
 
     def linted(text):
         path = tmp_path / f"linted{len(list(tmp_path.iterdir()))}.py"  # modules are imported once
         path.write_text(text)
         monkeypatch.chdir(tmp_path)
-        found = lint(jaxprtool.load(f"{path}:f"))
+        program = jaxprtool.load(f"{path}:f")
         wanted = [
             (f"{path.name}:{number}", code)
             for number, line in enumerate(text.splitlines(), 1)
             for code in re.findall(r"# (JT\d+)$", line)
         ]
-        return sorted(wanted), found
+        return sorted(wanted), program
 
     before = jax.config.jax_enable_x64
     yield linted
@@ -45,19 +45,23 @@ def places(found):
 @pytest.mark.parametrize("code", RULES)
 def test_the_bad_example_is_found_with_its_line_and_the_good_one_is_not(code, linted):
     rule = RULES[code]
-    wanted, found = linted(rule.bad)
-    assert wanted == [(line, code) for line, _ in wanted] != [] and places(found) == wanted
-    (first,) = found
+    wanted, program = linted(rule.bad)
+    findings = lint(program)
+    assert wanted == [(line, code) for line, _ in wanted] != [] and places(findings) == wanted
+    (first,) = findings
     assert first.kind == rule.kind and first.cost.text and first.advice and first.frames
-    assert first.kind == "wrong" or first.cost.weight or code in ("JT501", "JT504")
-    wanted, found = linted(rule.good)
-    assert wanted == places(found) == []
+    for finding in rule.check(LintedProgram(program)):
+        named = {unit for unit in ("bytes", "flops") if f"{{{unit}}}" in finding.cost}
+        numbers = {unit for unit in ("bytes", "flops") if getattr(finding, unit)}
+        assert named == numbers, "the phrase of a cost names the numbers that the finding has"
+    wanted, program = linted(rule.good)
+    assert wanted == places(lint(program)) == []
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_all_marked_lines_are_found_and_no_others(name, linted):
-    wanted, found = linted(HEAD + textwrap.dedent(PROGRAMS[name]))
-    assert places(found) == wanted
+    wanted, program = linted(HEAD + textwrap.dedent(PROGRAMS[name]))
+    assert places(lint(program)) == wanted
 
 
 @pytest.mark.parametrize("file", first_and_proofs(sample_files()))

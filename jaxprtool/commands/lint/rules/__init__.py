@@ -1,1 +1,4 @@
-"""The lint rules, one module for each family. See `commands.lint.findings` for how to add one."""
+"""The lint rules, one module for each family: every module in this folder is loaded.
+
+See `commands.lint.findings` for how to write a rule.
+"""

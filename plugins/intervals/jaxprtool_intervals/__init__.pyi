@@ -1,0 +1,3 @@
+from .domain import Interval as Interval
+from .intervals import Intervals as Intervals
+from .intervals import bounds as bounds

@@ -26,7 +26,7 @@ def shell():
 def shown(shell, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     found = []
-    monkeypatch.setattr("jaxprtool.commands.record.record.display", found.append)
+    monkeypatch.setattr("jaxprtool.commands.record.notebook.display", found.append)
     return found
 
 
@@ -39,6 +39,15 @@ def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
     assert "lambda" in cell.data
     assert "1 program" in cell.data
     assert Path("here/index.html").exists()
+
+
+def test_the_help_of_the_magic_is_found_under_both_its_names(shell, shown, capsys):
+    shell.run_cell("%record?")
+    shell.run_cell("%%record?")
+    assert capsys.readouterr().out.count("--no-constants") == 4
+    shell.run_cell("%record f(1.0)")
+    message = "".join(capsys.readouterr())
+    assert "UsageError: %record records a cell" in message and "%%record" in message
 
 
 def test_an_error_in_a_cell_is_raised_after_the_table(shell, shown):

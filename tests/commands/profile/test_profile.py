@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool.commands.profile.lines import Peaks, with_cost
+from jaxprtool.commands.profile.profile import peaks_of
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
 from tests.share import first_and_proofs
@@ -112,6 +114,46 @@ def test_rates_are_the_estimated_work_divided_by_the_time(gradient):
     flops = 2 * 2 * 200 * 200 * 300  # of the product, and of its part of the gradient
     assert product.flops_per_second * product.seconds == pytest.approx(flops, rel=0.2)
     assert gradient.peaks.flops_per_second > 0 and gradient.peaks.bytes_per_second > 0
+
+
+def rated(profile, program, flops_per_second):
+    peaks = Peaks("a device", flops_per_second, 1e9, "measured here")
+    return with_cost(profile, jaxprtool.cost(program), peaks)
+
+
+def test_no_rate_above_the_peak_is_shown():
+    def product(x):
+        return x @ x
+
+    program = jaxprtool.trace(product, matrix(200, 200))
+    profile = jaxprtool.profile(program, (matrix(200, 200),), calls=1)
+    achieved = 2 * 200**3 / profile.wall_seconds
+    fast = rated(profile, program, 1e6 * achieved)
+    assert fast.flops_per_second == pytest.approx(achieved, rel=0.01)
+    assert "GFLOP/s of " in str(fast) and not fast.is_above_peak
+    slow = rated(profile, program, achieved / 10)
+    assert slow.is_above_peak and slow.flops_per_second is None
+    assert all(line.flops_per_second is None for line in slow.lines)
+    text = " ".join(str(slow).split())
+    assert "the work that `cost` estimates would take longer at the peak rate" in text
+    assert "FLOP/s of" not in text
+
+
+def test_a_peak_below_the_achieved_rate_is_measured_again(monkeypatch):
+    measured = iter([(1e9, 2e9), (3e9, 1e9), (5e9, 1e9)])
+    monkeypatch.setattr(
+        "jaxprtool.commands.profile.profile.measured_peaks", lambda device: next(measured)
+    )
+    peaks = peaks_of(jax.devices()[0], achieved=4e9)
+    assert (peaks.flops_per_second, peaks.bytes_per_second) == (5e9, 2e9)
+
+
+def test_the_peak_of_a_gpu_is_that_of_the_precision_of_the_products():
+    class Gpu:
+        platform, device_kind = "gpu", "NVIDIA H100 80GB HBM3"
+
+    assert peaks_of(Gpu()).flops_per_second == 494.7e12
+    assert peaks_of(Gpu(), products=("bf16",)).flops_per_second == 989.4e12
 
 
 def test_a_callbacks_time_is_attributed_to_python():

@@ -109,7 +109,7 @@ def peaks_of(
         device: The device.
         achieved: FLOP/s that a program seems to achieve. A measured peak below that is measured
             again, since the machine may have been busy.
-        products: The precisions of the program's matrix products, for a device with a rate for each.
+        products: The precisions of the program's matrix products, for a device from a table.
     """
     if device.platform == "cpu":
         flops, size = measured_peaks(device)

@@ -241,9 +241,9 @@ def profile_notes(profile: Profile) -> Iterator[str]:
         yield rate
     if profile.is_above_peak:
         yield (
-            "no FLOP/s where the work that `cost` estimates would take longer at the peak rate: XLA "
-            "does less work, the time is an estimated part of a fusion, or the machine was busy "
-            "while the peak was measured"
+            "no FLOP/s where the work that `cost` estimates would take longer at the peak rate: "
+            "XLA does less work, the time is an estimated part of a fusion, or the machine was "
+            "busy while the peak was measured"
         )
     if profile.moved_bytes is not None:
         per_call = "" if profile.calls == 1 else " a call"

@@ -8,6 +8,9 @@ from .api.program import (
     make_jaxpr as make_jaxpr,
 )
 from .api.program import (
+    show as show,
+)
+from .api.program import (
     trace as trace,
 )
 from .api.program import (

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ParamSpec
 
 import jax
 
@@ -27,14 +28,64 @@ from jaxprtool.loading.trace import (
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
 
-__all__ = ["Program", "Programs", "load", "trace", "unzip"]
+__all__ = ["Program", "Programs", "load", "show", "trace", "unzip"]
+
+P = ParamSpec("P")
 
 # --- program --------------------------------------------------------------------------------------
 # Public functions for loading and splitting programs.
 
 
+def show(fun: Callable | Program, /, *args: object, **kwargs: Any) -> None:
+    """Print the program of `fun` on these arguments, as `print(trace(fun, *args))` does.
+
+    Args:
+        fun: A function, or a Program without arguments.
+        *args: The arguments, as for `trace`.
+        **kwargs: Keyword arguments, and the options of `trace`.
+
+    Raises:
+        ArgumentsError: If the arguments do not fit the function.
+        UserFunctionError: If the function raises.
+    """
+    if isinstance(fun, str):
+        raise ArgumentsError(
+            "show takes a function, not the text of a TARGET",
+            "print(jaxprtool.load(target, args)) shows the program of a TARGET",
+        )
+    if not isinstance(fun, Program):
+        print(trace(fun, *args, **kwargs))
+    elif args or kwargs:
+        raise ArgumentsError("a Program has its arguments, so show takes no others")
+    else:
+        print(fun)
+
+
+def _of_targets(load: Callable[P, Program]) -> Callable[P, Program]:
+    """Let `load` say that it is `trace` that takes a function and arrays."""
+
+    @functools.wraps(load)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> Program:
+        target = kwargs.get("target", args[0] if args else "")
+        if callable(target):
+            raise ArgumentsError(
+                f"load takes the text of a TARGET, not a function: '{function_name(target)}'",
+                f"jaxprtool.trace({function_name(target)}, *args) traces a function",
+            )
+        others = (*args[1:], kwargs.get("args"))
+        if not all(isinstance(other, str | None) for other in others):
+            raise ArgumentsError(
+                'load takes arguments as text: "f32[8,3], f32[8]"',
+                "jaxprtool.trace(fun, *args) traces a function on arrays",
+            )
+        return load(*args, **kwargs)
+
+    return checked
+
+
+@_of_targets
 def load(
-    target: str,
+    target: str | os.PathLike[str],
     args: str | None = None,
     *,
     factory: bool = False,
@@ -61,7 +112,7 @@ def load(
     """
     static: StaticArguments = {"static_argnums": static_argnums, "static_argnames": static_argnames}
     return find_entry(
-        target, args, factory, in_specs=in_specs, out_specs=out_specs, **static
+        os.fspath(target), args, factory, in_specs=in_specs, out_specs=out_specs, **static
     ).trace()
 
 

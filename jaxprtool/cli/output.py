@@ -148,6 +148,7 @@ def console(stream: TextIO | None = None) -> Console:
     return Console(
         file=stream,
         force_terminal=colored,
+        force_jupyter=False,
         color_system="auto" if colored else None,
         no_color=not colored,
         highlight=False,
@@ -533,7 +534,7 @@ class _StatusLine:
         from rich.live import Live
         from rich.spinner import Spinner
 
-        console = Console(file=self._terminal)
+        console = Console(file=self._terminal, force_jupyter=False)
         ascii_only = not console.encoding.startswith("utf")
         spinner = Spinner("line" if ascii_only else "dots")
         live = Live(

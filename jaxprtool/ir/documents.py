@@ -142,8 +142,12 @@ METHODS: dict[str, Callable[..., Any]] = {}
 class Printed:
     """A result that prints as its command does, `print(jaxprtool.cost(program))`.
 
-    In a notebook it is a table.
+    In a notebook, and at the prompt of IPython, it is a table.
     """
+
+    def __init_subclass__(cls) -> None:
+        # IPython asks class by class, and would find the `__repr__` of the dataclass first.
+        cls._repr_pretty_ = Printed._repr_pretty_  # type: ignore[method-assign]
 
     def __str__(self) -> str:
         return str(METHODS["result_text"](self))

@@ -1,4 +1,4 @@
-"""The process: Python's recursion limit and its garbage collector.
+"""The process: Python's recursion limit, its garbage collector, and the programs beside it.
 
 JAX traces programs of about 140 nested bodies within Python's default limit of 1,000 calls. Passes,
 tables and pages take up to 15 calls for each body, twice as many as tracing, so a command raises
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -99,3 +101,49 @@ def without_collector() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+# --- other programs -------------------------------------------------------------------------------
+# The CPU time of other programs while something is measured, as Linux counts it.
+
+
+class OtherPrograms:
+    """The CPU time that programs other than this one and its children take from now on."""
+
+    def __init__(self) -> None:
+        self._start, self._before = time.monotonic(), _cpu_seconds()
+
+    def cpus(self) -> float | None:
+        """Return how many CPUs they have kept busy, on average; None if the system does not say."""
+        now, seconds = _cpu_seconds(), time.monotonic() - self._start
+        if now is None or self._before is None or seconds < _LEAST_SECONDS:
+            return None
+        return max((now - self._before) / seconds, 0.0)
+
+
+#: CPU times are counted in hundredths of a second, so a shorter time says little.
+_LEAST_SECONDS = 0.2
+
+
+def _cpu_seconds() -> float | None:
+    """Return the CPU seconds of all programs since the system has started, without our own."""
+    try:
+        with open("/proc/stat", encoding="ascii") as file:
+            user, nice, system, _, _, interrupts, soft, steal = map(
+                int, file.readline().split()[1:9]
+            )
+        parents, times = {}, {}
+        for process in filter(str.isdecimal, os.listdir("/proc")):
+            with contextlib.suppress(OSError):  # it has ended
+                with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+                    fields = file.read().rpartition(")")[2].split()
+                # With the times of its children that have ended.
+                parents[int(process)], times[int(process)] = int(fields[1]), fields[11:15]
+    except (OSError, ValueError):
+        return None
+    ours, family = 0, [os.getpid()]
+    for parent in family:
+        ours += sum(map(int, times.get(parent, ())))
+        family += [process for process, above in parents.items() if above == parent]
+    busy = user + nice + system + interrupts + soft + steal
+    return (busy - ours) / os.sysconf("SC_CLK_TCK")

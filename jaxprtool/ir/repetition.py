@@ -21,6 +21,7 @@ from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
+from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -101,6 +102,8 @@ class Repetition:
 
     Attributes:
         name: The name of the program.
+        written: The number of equations as traced, as `show --stats` counts them: each call is an
+            equation.
         equations: The number of equations with every call inlined.
         compiled: The number of equations that XLA compiles, including the calls.
         rest: The number of equations outside of repeated bodies.
@@ -113,6 +116,7 @@ class Repetition:
     """
 
     name: str
+    written: int
     equations: int
     compiled: int
     rest: int
@@ -145,7 +149,9 @@ def repetition(program: Program, before: Program) -> Repetition:
     old_bodies = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
     graph = _CallGraph(top, old_bodies, frozenset(), frames)
     once = {body for body, copies in graph.copies.items() if copies == 1}
-    result = _CallGraph(top, old_bodies, once, frames).repetition(program.name)
+    result = _CallGraph(top, old_bodies, once, frames).repetition(
+        program.name, Selection().count(old)
+    )
     left = left_to_partitioner(before)
     return replace(result, roots=program.roots, left_to_partitioner=left)
 
@@ -191,7 +197,7 @@ class _CallGraph:
         for body in self._bodies:
             self._count(body)
 
-    def repetition(self, name: str) -> Repetition:
+    def repetition(self, name: str, written: int) -> Repetition:
         """Return the repetition of the program."""
         compiled = self._parts[self._top].size
         for body, call in self._bodies.items():
@@ -200,7 +206,7 @@ class _CallGraph:
             compiled += part.size if marked else self.copies[body] * (part.size - 1)
         top = self._parts[self._top]
         rows = self._rows(self._top, 1, set())
-        return Repetition(name, self._size(self._top), compiled, top.rest, rows)
+        return Repetition(name, written, self._size(self._top), compiled, top.rest, rows)
 
     def _rows(self, caller: Jaxpr, times: int, shown: set[Jaxpr]) -> tuple[RepeatedBody, ...]:
         """Return the bodies that `caller` calls in `times` runs; do not open those in `shown`."""

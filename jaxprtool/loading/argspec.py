@@ -12,6 +12,8 @@ and syntax outside of the grammar is rejected with its column:
     {'w': ...}  [...]  (...)  None      pytrees
     zeros(f32[3])  ones(f32[3])  normal(f32[3,4], seed=1)  arange(10)  key(0)
     arange(f32[2,3])                    0 to 5, in row-major order
+    full(f32[3], 2.5)                   one number everywhere
+    array([[1, 2.5], [inf, 4]])         numbers in nested lists; array([1, 2], i8) of a dtype
     load('x.npz')['w']                  from a .npy, .npz or .safetensors file
     load('DIR')['w']                    from a checkpoint of Orbax
     load('out.npz')['result'][1]        one part of the results saved by `--save`
@@ -57,10 +59,19 @@ from jaxprtool.loading.example import Static
 #: ones.
 MAX_BYTES = 2**34
 
+#: The largest number of items that a hint writes out.
+_MOST_REPEATED = 8
+
 #: Types of values that a Ref may hold.
 _ARRAYS = (jax.ShapeDtypeStruct, jax.Array, np.ndarray, np.generic, bool, int, float, complex)
 
 _TYPES_HINT = "write types as a jaxpr prints them: f32[8,128], bf16[], i32[3], key<fry>[]"
+_VALUES_HINT = (
+    "write values as zeros(f32[8]), ones(f32[8]), full(f32[8], 2.0), array([1.0, 2.0]), "
+    "normal(f32[8]), arange(8) or load('x.npy')"
+)
+#: The modules whose functions users write in `--args`.
+_ARRAY_MODULES = ("np", "jnp", "numpy", "jax")
 _ONE_STRING_HINT = "give one string per argument"
 #: The hints that give way to a more precise one.
 _REPLACEABLE_HINTS = (None, _TYPES_HINT, _ONE_STRING_HINT)
@@ -368,8 +379,11 @@ class _ArgumentReader:
 
     def _call(self, node: ast.Call) -> Any:
         if not isinstance(node.func, ast.Name):
-            raise self.source.not_allowed(node.func)
+            raise self._called_attribute(node, node.func)
         name = node.func.id
+        if (where := self.source.type_at(node.func)) is not None:
+            hint = self._full_hint(where, node.args[0] if len(node.args) == 1 else None)
+            raise self.source.fail(node, f"{self.source.segment(node)}: a type is not called", hint)
         if name not in self._FUNCTIONS:
             raise self._unknown(name, self.source.start(node.func))
         try:
@@ -410,7 +424,9 @@ class _ArgumentReader:
         """Return the type of an array to fill; its shape is in numbers and its size is limited."""
         struct = self.argument(node)
         if not isinstance(struct, jax.ShapeDtypeStruct) or struct.is_ref:
-            raise self.source.fail(node, "expected a type such as f32[3]")
+            shape = self._shape_text(node)
+            hint = None if shape is None else f"write f32[{shape}]"
+            raise self.source.fail(node, "expected a type such as f32[3]", hint)
         if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.extended) or (
             struct.dtype == jax.dtypes.float0 and not float0
         ):
@@ -424,6 +440,39 @@ class _ArgumentReader:
         if size > MAX_BYTES:
             hint = "give only its type, such as f32[1000,1000]"
             raise self.source.fail(node, f"an array of {size / 2**30:.3g} GiB is too large", hint)
+
+    def _full(self, node: ast.Call) -> np.ndarray:
+        options = self._options(node, ("type", "value"))
+        struct, value = self._array_type(options["type"]), self._number(options["value"])
+        if not isinstance(value, bool | int | float | complex):
+            raise self.source.fail(options["value"], "expected a number")
+        return self._of_dtype(node, np.full(struct.shape, value), struct.dtype)
+
+    def _array(self, node: ast.Call) -> np.ndarray:
+        options = self._options(node, ("values",), ("dtype",))
+        numbers = np.asarray(self.source.literal(options["values"]))
+        if numbers.dtype.kind not in "bifc":
+            raise self.source.fail(node, "array(...) takes numbers in nested lists")
+        if "dtype" in options:
+            return self._of_dtype(node, numbers, self._dtype_option(options["dtype"]))
+        bits = 64 if dtypes.x64_enabled() else 32
+        names = {"b": "bool", "i": f"i{bits}", "f": f"f{bits}", "c": f"c{2 * bits}"}
+        dtype = dtypes.array_dtypes()[names[numbers.dtype.kind]]
+        return self._of_dtype(node, numbers, dtype)
+
+    def _of_dtype(self, node: ast.Call, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Return numbers as an array of a dtype; raise an error if it cannot represent them."""
+        if jax.dtypes.issubdtype(dtype, np.complexfloating):
+            return numbers.astype(dtype)
+        fits = numbers.dtype.kind != "c"
+        if fits and not jax.dtypes.issubdtype(dtype, np.inexact):
+            fits = np.array_equal(numbers, np.trunc(numbers))
+        if not fits:
+            message = f"{self.source.segment(node)} has values that {dtype} cannot represent"
+            raise self.source.fail(node, message)
+        finite = numbers[np.isfinite(numbers)]
+        self._held_in(node, finite if jax.dtypes.issubdtype(dtype, np.inexact) else numbers, dtype)
+        return numbers.astype(dtype)
 
     def _zeros(self, node: ast.Call) -> np.ndarray:
         struct = self._array_type(self._options(node, ("type",))["type"], float0=True)
@@ -575,8 +624,58 @@ class _ArgumentReader:
         hint = _TYPES_HINT if isinstance(node, ast.Attribute) else None
         raise self.source.not_allowed(node, hint)
 
+    def _arithmetic(self, node: ast.BinOp) -> Any:
+        """Return a complex number; refuse other arithmetic, with what to write instead."""
+        count = getattr(node.right, "value", None)
+        if isinstance(node.op, ast.Mult) and isinstance(node.left, ast.List | ast.Tuple):
+            if type(count) is int and 0 < count * len(node.left.elts) <= _MOST_REPEATED:
+                items = [self.source.segment(item) for item in node.left.elts] * count
+                raise self.source.not_allowed(node, f"write all items: [{', '.join(items)}]")
+            raise self.source.not_allowed(node, "write all items")
+        if (where := self.source.type_at(node.left)) is not None:
+            value = node.right if isinstance(node.op, ast.Mult) else None
+            raise self.source.not_allowed(node, self._full_hint(where, value))
+        return self._number(node)
+
+    def _full_hint(self, where: slice, value: ast.expr | None) -> str:
+        """Return how to write an array of a type that is full of a number."""
+        try:
+            number = None if value is None else self.source.literal(value)
+        except JaxprToolError:
+            number = None
+        if not isinstance(number, bool | int | float | complex):
+            return _VALUES_HINT
+        return f"write full({self.source.text[where]}, {number!r}) for an array full of {number!r}"
+
+    def _called_attribute(self, node: ast.Call, function: ast.expr) -> Exception:
+        """Return the error for a call such as `np.zeros((3, 4))`, with what to write instead."""
+        root = function
+        while isinstance(root, ast.Attribute):
+            root = root.value
+        if root is function or getattr(root, "id", None) not in _ARRAY_MODULES:
+            return self.source.not_allowed(function)
+        assert isinstance(function, ast.Attribute)
+        hint, shape = _VALUES_HINT, self._shape_text(node.args[0]) if node.args else None
+        if function.attr in ("zeros", "ones") and shape is not None:
+            hint = f"write {function.attr}(f32[{shape}])"
+        elif function.attr == "full" and shape is not None and len(node.args) > 1:
+            hint = f"write full(f32[{shape}], {self.source.segment(node.args[1])})"
+        called = self.source.segment(function)
+        return self.source.fail(node, f"{self.source.what} cannot call {called}", hint)
+
+    def _shape_text(self, node: ast.expr) -> str | None:
+        """Return `3,4` for a node that is the shape `(3, 4)`, or a size; None for another."""
+        try:
+            shape = self.source.literal(node)
+        except JaxprToolError:
+            return None
+        sizes = shape if isinstance(shape, tuple | list) else [shape]
+        return ",".join(map(str, sizes)) if all(type(size) is int for size in sizes) else None
+
     _FUNCTIONS: ClassVar[dict[str, Callable[[_ArgumentReader, ast.Call], Any]]] = {
         "arange": _arange,
+        "array": _array,
+        "full": _full,
         "key": _key,
         "load": _load,
         "new_ref": _new_ref,
@@ -587,7 +686,7 @@ class _ArgumentReader:
         "zeros": _zeros,
     }
     _VALUES: ClassVar[dict[type, Callable[[_ArgumentReader, Any], Any]]] = {
-        ast.BinOp: _number,
+        ast.BinOp: _arithmetic,
         ast.Call: _call,
         ast.Constant: _constant,
         ast.Dict: _dict,

@@ -431,3 +431,43 @@ def test_arange_of_a_type_counts_its_elements():
         ("float32", [[0, 1, 2], [3, 4, 5]]),
         ("int8", [0, 1, 2, 3]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "dtype"),
+    [
+        ("full(f32[2,2], 2.5)", [[2.5, 2.5], [2.5, 2.5]], "float32"),
+        ("full(bf16[2], -1)", [-1, -1], "bfloat16"),
+        ("full(f32[2], inf)", [np.inf, np.inf], "float32"),
+        ("full(c64[1], 1+2j)", [1 + 2j], "complex64"),
+        ("array([inf, 1.0])", [np.inf, 1], "float32"),
+        ("array([[1, 2], [3, 4]])", [[1, 2], [3, 4]], "int32"),
+        ("array([True, False])", [True, False], "bool"),
+        ("array([1, 2], dtype=i8)", [1, 2], "int8"),
+    ],
+)
+def test_arrays_of_given_numbers(text, values, dtype):
+    array = one(text)
+    assert array.dtype == dtype and array.tolist() == values
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("f32[8,128](2)", "f32[8,128](2): a type is not called (column 1) | write full(f32[8,128]"),
+        ("f32[8](-1.0)", "a type is not called (column 1) | write full(f32[8], -1.0) for an array"),
+        ("f32[8](x)", "a type is not called (column 1) | write values as zeros(f32[8]), ones("),
+        ("f32[8]*2", "arithmetic is not allowed in --args (column 1) | write full(f32[8], 2) for"),
+        ("[f32[3]]*3", "not allowed in --args (column 1) | write all items: [f32[3], f32[3], f32"),
+        ("np.zeros((3, 4))", "--args cannot call np.zeros (column 1) | write zeros(f32[3,4])"),
+        ("jnp.ones(4)", "--args cannot call jnp.ones (column 1) | write ones(f32[4])"),
+        ("jnp.full((3,), 2.)", "--args cannot call jnp.full (column 1) | write full(f32[3], 2.)"),
+        ("jax.numpy.eye(3)", "cannot call jax.numpy.eye (column 1) | write values as zeros(f32[8"),
+        ("full((8,), 2.0)", "expected a type such as f32[3] (column 6) | write f32[8]"),
+        ("full(i32[2], 2.5)", "full(i32[2], 2.5) has values that int32 cannot represent"),
+        ("full(i8[2], 300)", "has values from 300 to 300, which int8 cannot represent"),
+        ("array(['x'])", "array(...) takes numbers in nested lists (column 1)"),
+    ],
+)
+def test_values_that_are_written_otherwise_are_hinted(text, message):
+    assert message in fault(text)

@@ -44,6 +44,7 @@ from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import has_effects
 from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.process import OtherPrograms
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework.pipeline import Pipeline
 
@@ -148,7 +149,9 @@ def benched(
     _require_effects_wanted(variants, options.limits)
     with compiled_afresh(), _turns(variants, arguments, options.isolate, on_progress) as turns:
         starts = [turn.start() for turn in turns]
+        others = OtherPrograms()
         times = rounds(turns, options.limits, on_progress)
+        other_cpus = others.cpus()
     parts = [
         _variant(entry, trace_seconds[entry.target], start, seconds)
         for entry, start, seconds in zip(plan, starts, times, strict=True)
@@ -170,6 +173,7 @@ def benched(
             Ratio(part.name, parts[0].name, ratio.median, ratio.low, ratio.high)
             for part, ratio in zip(parts[1:], estimates, strict=False)
         ),
+        other_cpus=other_cpus,
     )
 
 

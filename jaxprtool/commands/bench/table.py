@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -26,6 +27,7 @@ def bench_table(bench: Bench, width: int) -> Rendering:
         Text(heading(bench), style=tables.HEADING),
         Text(),
         _calls(bench),
+        *map(Text, _notes(bench)),
         Text(),
         _once(bench, _STEPS, duration),
         Text(),
@@ -58,6 +60,22 @@ def _calls(bench: Bench) -> Table:
         ]
         rows.add_row(*cells, *(_ratio(ratios[variant.name]) if variant.name in ratios else ()))
     return rows
+
+
+#: The share of the machine's CPUs that other programs keep busy on a busy machine.
+_BUSY = 0.1
+
+
+def _notes(bench: Bench) -> Iterator[str]:
+    """Yield what intervals say, and if other programs have disturbed the measurement."""
+    intervals = "the intervals are" if len(bench.variants) > 1 else "± is"
+    yield f"{intervals} of this run: another run may differ by more"
+    others, cpus = bench.other_cpus, os.cpu_count() or 1
+    if others is not None and others > _BUSY * cpus:
+        yield (
+            f"the machine was busy: other programs used {others:.1f} of {plural(cpus, 'CPU')} "
+            "during the rounds, so times are longer and vary more"
+        )
 
 
 def _ratio(ratio: Ratio) -> tuple[str, str, str]:

@@ -312,7 +312,7 @@ class BaselineRatios:
     ratios: tuple[Ratio, ...]
 
 
-@document(optional=("baseline",))
+@document(optional=("other_cpus", "baseline"))
 @dataclass(frozen=True)
 class Bench(Printed):
     """The times of variants of a program on the same inputs.
@@ -330,6 +330,8 @@ class Bench(Printed):
         wanted_precision: The requested precision, or None.
         variants: The variants.
         ratios: The ratio of each variant after the first to the first.
+        other_cpus: The mean number of CPUs that other programs kept busy during the rounds; None if
+            the system does not say, or the rounds were too short.
         baseline: The ratios to an earlier run, if one was given.
     """
 
@@ -345,6 +347,7 @@ class Bench(Printed):
     wanted_precision: float | None
     variants: tuple[BenchedVariant, ...]
     ratios: tuple[Ratio, ...]
+    other_cpus: float | None = None
     baseline: BaselineRatios | None = None
 
 

@@ -91,7 +91,9 @@ def determinism_command(
         ways = replace(ways, options=defaults)
     not_tried = [f"{name}: this release of JAX has no such option" for name in lacking]
     if is_file(session.target) or session.target == STDIN:
-        not_tried.insert(0, f"tracing again: {session.target} is a program")
+        not_tried.insert(
+            0, f"tracing again: {session.target} is a stored program, without its function"
+        )
     else:
         line = [sys.executable, "-m", "jaxprtool", *launch.command_line.get()]
         ways = replace(

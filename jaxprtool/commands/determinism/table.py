@@ -47,10 +47,14 @@ def determinism_table(report: Determinism, width: int) -> Rendering:
         parts.append(_risks(report))
     if report.not_tried:
         parts.append(Text())
-        parts += [
-            Text(f"not tried: {untried}", style=tables.COMMENT) for untried in report.not_tried
-        ]
+        parts += [Text(_untried(untried), style=tables.COMMENT) for untried in report.not_tried]
     return Rendering(Group(*parts), width)
+
+
+def _untried(untried: str) -> str:
+    """Return what was not tried as a sentence: `not tried: tracing again, because …`."""
+    kind, _, reason = untried.partition(": ")
+    return f"not tried: {kind}, because {reason}"
 
 
 def heading(report: Determinism) -> str:

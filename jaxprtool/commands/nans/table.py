@@ -117,7 +117,7 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
     if first.forward:
         yield "derivative of", first.forward
     if first.leads_to:
-        yield "leads to", some([f"one made by {name}" for name in first.leads_to], _FEW)
+        yield "leads to", some([f"another in {name}" for name in first.leads_to], _FEW)
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:

@@ -58,6 +58,9 @@ def _rendering(
 ) -> Rendering:
     size = plural(repetition.equations, "equation")
     heading = f"{repetition.name}: {size}"
+    if repetition.written != repetition.equations:
+        written = plural(repetition.written, "equation")
+        heading = f"{repetition.name}: {written}, {repetition.equations:,} with calls inlined"
     if repetition.bodies:
         table = _table(heading, [*_nested(repetition.bodies)], path, top)
         rest = f"{repetition.rest:,}", f"{repetition.rest / repetition.equations:.1%}"

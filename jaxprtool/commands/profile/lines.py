@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import log2, prod
+from math import inf, log2, prod
 from statistics import median_low
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -22,7 +22,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import Frames
-from jaxprtool.ir.hlo.module import HloModule, Instruction
+from jaxprtool.ir.hlo.module import HloModule, Instruction, while_trip_count
 from jaxprtool.ir.hlo.partitions import collectives, moved_values, started_collective
 from jaxprtool.ir.hlo.trace import Trace, TraceEvent
 from jaxprtool.ir.process import without_collector
@@ -183,6 +183,8 @@ class Profile(Printed):
         without_module: The time of operations whose module is not in the trace.
         is_cut: Whether operations were left out because there were too many.
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.
+        is_above_peak: Whether FLOP/s of the program or of lines are left out because they are above
+            the peak, which no program achieves.
         peaks: The highest rates of its device; None if they are unknown.
         devices: The number of devices that exchange values; None if there are no collectives.
         stacks: The time by call stack, for flame graphs.
@@ -203,6 +205,7 @@ class Profile(Printed):
     without_module: float = 0.0
     is_cut: bool = False
     flops_per_second: float | None = None
+    is_above_peak: bool = False
     peaks: Peaks | None = None
     devices: int | None = None
     stacks: Mapping[tuple[tuple[UserFrame, ...], str], float] = field(
@@ -214,6 +217,11 @@ class Profile(Printed):
     def moved_bytes(self) -> int | None:
         """The bytes of the results of all collectives on one device; None if there are none."""
         return None if self.devices is None else sum(line.moved_bytes or 0 for line in self.lines)
+
+    @property
+    def has_rates(self) -> bool:
+        """True if the work of the program is estimated, so that lines have rates."""
+        return self.flops_per_second is not None or self.is_above_peak
 
     def by(self, by: By) -> tuple[Any, ...]:
         """Return the groups by a criterion."""
@@ -463,10 +471,22 @@ def with_cost(profile: Profile, cost: Cost, peaks: Peaks | None) -> Profile:
         peaks: The highest rates of its device.
     """
     groups = {group.name: group for group in cost.groups}
-    lines = [_with_rates(line, groups.get(line.name)) for line in profile.lines]
+    rated = [_with_rates(line, groups.get(line.name)) for line in profile.lines]
     flops = _number(cost.total.work.flops + cost.total.work.transcendentals)
     rate = flops / profile.wall_seconds if flops is not None else None
-    return replace(profile, lines=tuple(lines), flops_per_second=rate, peaks=peaks)
+    most = inf if peaks is None else peaks.flops_per_second
+    lines = [line if (line.flops_per_second or 0) <= most else _unrated(line) for line in rated]
+    return replace(
+        profile,
+        lines=tuple(lines),
+        flops_per_second=None if rate is None or rate > most else rate,
+        is_above_peak=lines != rated or (rate or 0) > most,
+        peaks=peaks,
+    )
+
+
+def _unrated(line: TimedLine) -> TimedLine:
+    return replace(line, flops_per_second=None)
 
 
 def _with_rates(line: TimedLine, group: Group | None) -> TimedLine:
@@ -586,6 +606,9 @@ def _most_at_once(spans: Sequence[TimeSpan], edges: Iterable[tuple[float, int, i
 #: Operations that run those of their bodies. The rest of their time is overhead.
 CONTAINERS = {"while": "loop overhead", "conditional": "branch overhead", "call": "call overhead"}
 
+#: Operations whose work is that of the operations in their bodies.
+_BODIES = frozenset((*CONTAINERS, "fusion"))
+
 #: Operations that compute nothing.
 _FREE = frozenset(
     (
@@ -680,9 +703,11 @@ class OperationOrigins:
         if op is None:
             return ((self._unknown(name), 1.0),)
         weights: defaultdict[OperationOrigin, float] = defaultdict(float)
-        for inner in self._inside(op):
-            if inner.frame_id or inner.op_name:
-                weights[self.origin(inner)] += self._work(inner)
+        loops = {_place(loop) for loop in self._loops(op)}
+        for inner, times in self._inside(op):
+            # XLA gives some operations that it rewrites in a body the line of the loop.
+            if (inner.frame_id or inner.op_name) and _place(inner) not in loops:
+                weights[self.origin(inner)] += times * self._work(inner)
         total = sum(weights.values())
         if not total:
             return ((self.origin(self._led_back(op)), 1.0),)
@@ -698,7 +723,7 @@ class OperationOrigins:
             return CONTAINERS[op.opcode]
         if is_callback(op):
             return "Python callbacks"
-        inside = self._inside(op)
+        inside = [inner for inner, _ in self._inside(op)]
         if inside and all(self._is_own_copy(inner) for inner in inside):
             return "copies" if all(map(self._keeps_layout, inside)) else "layout changes"
         return ""
@@ -709,24 +734,44 @@ class OperationOrigins:
         op = self.module.by_name.get(name)
         if op is None or op.opcode not in CONTAINERS:
             return False
-        return any(inner.name in self.ran for inner in self._called(op))
+        return any(inner.name in self.ran for inner, _ in self._called(op))
 
-    def _inside(self, op: Instruction) -> list[Instruction]:
-        """Return the operations among which an operation's time is split."""
+    def _inside(self, op: Instruction) -> list[tuple[Instruction, int]]:
+        """Return the operations among which an operation's time is split, and how often each runs.
+
+        Not among them are fusions, calls and loops, whose time is that of the operations in them.
+        """
         if (collective := started_collective(self.module, op)) is not None:
-            return [value for value, _ in moved_values(self.module, collective)]
+            return [(value, 1) for value, _ in moved_values(self.module, collective)]
         if op.opcode in CONTAINERS:
             inside = [] if self.is_container(op.name) else self._called(op)
         else:
-            inside = list(self.module.inside(op))
-        return [inner for inner in inside if inner.opcode not in _FREE]
+            inside = [(inner, 1) for inner in self.module.inside(op)]
+        return [
+            (inner, times)
+            for inner, times in inside
+            if inner.opcode not in _FREE and inner.opcode not in _BODIES
+        ]
 
-    def _called(self, op: Instruction) -> list[Instruction]:
-        """Return the operations in the bodies of an operation, at every depth."""
-        called: list[Instruction] = []
+    def _loops(self, op: Instruction) -> Iterator[Instruction]:
+        """Return the loops that an operation is or has in its bodies."""
+        ops = [op, *(inner for inner, _ in self._called(op))]
+        return (inner for inner in ops if inner.opcode == "while")
+
+    def _called(self, op: Instruction, times: int = 1) -> list[tuple[Instruction, int]]:
+        """Return the operations in the bodies of an operation, and how often each runs in a call.
+
+        A loop with an unknown number of iterations counts as one.
+        """
+        if op.opcode not in _BODIES:
+            return []  # the function of a reduction has no time of its own
+        called: list[tuple[Instruction, int]] = []
+        inner_times = times
+        if op.opcode == "while":
+            inner_times *= while_trip_count(self.module, op) or 1
         for number in op.calls:
             for inner in self.module.computations[number].instructions:
-                called += [inner, *(self._called(inner) if inner.calls else ())]
+                called += [(inner, inner_times), *self._called(inner, inner_times)]
         return called
 
     def _is_own_copy(self, op: Instruction) -> bool:
@@ -830,11 +875,18 @@ class OperationOrigins:
             return 2.0 * (read[0] * read[1] * elements) ** 0.5
         if op.opcode == "convolution" and len(read) == 2 and operands[1] is not None:
             return 2.0 * elements * read[1] / max(operands[1].shape.sizes, default=1)
+        if op.opcode == "dynamic-update-slice" and len(read) > 1:
+            return float(read[1])  # in place, as the results of a scan are written
         if op.opcode == "sort":
             return float(elements * max(log2(max(elements, 2)), 1))
         if op.opcode in ("reduce", "reduce-window", "select-and-scatter", "scatter"):
             return float(max([elements, *read]))
         return float(elements * _WORK.get(op.opcode, 1))
+
+
+def _place(op: Instruction) -> tuple[int, str]:
+    """Return what says where in the source an operation is from."""
+    return op.frame_id, op.op_name
 
 
 def _name_scopes(op: Instruction) -> NameScopes:

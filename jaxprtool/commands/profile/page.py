@@ -48,7 +48,7 @@ def profile_page(profile: Profile) -> str:
 
 def _groups(profile: Profile, by: By, line_of: Lines) -> Table:
     backward = any(line.backward_seconds for line in profile.lines)
-    rated = by == "line" and profile.flops_per_second is not None
+    rated = by == "line" and profile.has_rates
     names = ["time", *(["backward"] if backward else []), "calls"]
     names += ["moved"] if by == "line" and profile.devices is not None else []
     names += ["FLOP/s", "bytes/s"] if rated else []

@@ -109,7 +109,7 @@ def timed_columns(profile: Profile, by: By, width: int) -> list[str]:
         headings.append("backward")
     if by == "line" and profile.moved_bytes is not None:
         headings.append("moved")
-    if by == "line" and profile.flops_per_second is not None:
+    if by == "line" and profile.has_rates:
         headings += ["FLOP/s", "bytes/s"] if width >= _WIDE else ["FLOP/s"]
     return [*headings, "calls"] if width >= _WIDE else headings
 
@@ -230,13 +230,21 @@ def profile_notes(profile: Profile) -> Iterator[str]:
                 "the profiler slows this program: it takes about a microsecond for each operation, "
                 "so small operations appear slower than they are"
             )
-    if profile.flops_per_second is not None:
-        rate = with_prefix(round(profile.flops_per_second), "FLOP/s")
-        if (peaks := profile.peaks) is not None:
+    if profile.has_rates:
+        achieved, peaks = profile.flops_per_second, profile.peaks
+        rate = "" if achieved is None else with_prefix(round(achieved), "FLOP/s")
+        if peaks is not None:
             most = with_prefix(round(peaks.flops_per_second), "FLOP/s")
             size = with_prefix(round(peaks.bytes_per_second), "B/s")
-            rate += f" of {most}; memory: {size} ({peaks.source})"
+            rate = f"{rate} of {most}" if rate else f"peak: {most}"
+            rate += f"; memory: {size} ({peaks.source})"
         yield rate
+    if profile.is_above_peak:
+        yield (
+            "no FLOP/s where the work that `cost` estimates would take longer at the peak rate: "
+            "XLA does less work, the time is an estimated part of a fusion, or the machine was "
+            "busy while the peak was measured"
+        )
     if profile.moved_bytes is not None:
         per_call = "" if profile.calls == 1 else " a call"
         yield f"collectives move {in_bytes(profile.moved_bytes)}{per_call} to each device"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, cell_magic, magics_class
+from IPython.core.magic import Magics, line_cell_magic, magics_class
 from IPython.core.magic_arguments import argument, magic_arguments, parse_argstring
 from IPython.display import HTML, display
 
@@ -43,9 +43,11 @@ class RecordMagics(Magics):
     @argument("--keep", metavar="NAME[:N],…", help="Keep arguments of these functions.")
     @argument("--until", metavar="nan", default="", help="Stop at the first NaN in their results.")
     @argument("--no-constants", action="store_true", help="Do not write large closed-over arrays.")
-    @cell_magic("record")
-    def record(self, line: str, cell: str) -> None:
-        """Run the cell, and show what JAX compiled in it, how often, and why it recompiled."""
+    @line_cell_magic("record")
+    def record(self, line: str, cell: str | None = None) -> None:
+        """Run a cell that begins with %%record, and show what JAX compiled in it, and why."""
+        if cell is None:
+            raise UsageError("%record records a cell\nhint: begin the cell with a line %%record")
         options = parse_argstring(self.record, line)
         try:
             recorder = record(

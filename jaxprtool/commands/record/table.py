@@ -436,12 +436,15 @@ def _reasons_table(recompilations: Sequence[Again], rows: _RowLimits, width: int
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
     names = [
-        (one_line(again.function.name, width // 4), count_text(again.function.compilations))
+        (
+            one_line(again.function.name, width // 4),
+            f", compiled {count_text(again.function.compilations)}",
+        )
         for again in recompilations[: rows.again]
     ]
-    room = max(width - max(len(name) + len(count) for name, count in names) - 5, _LEAST)
+    room = max(width - max(len(name) + len(count) for name, count in names) - 4, _LEAST)
     for (name, count), again in zip(names, recompilations, strict=False):
-        left = Text(name, style=tables.BINDER).append(f" {count}", style="default")
+        left = Text(name, style=tables.BINDER).append(count, style="default")
         table.add_row(left, _reasons(again.reasons, rows.reasons, room))
     add_more(table, len(recompilations) - rows.again, option="")
     title = Text("compiled more than once, and why", style=tables.HEADING)
@@ -460,7 +463,7 @@ def _reasons(reasons: Sequence[tuple[Reason, int]], most: int, width: int) -> Te
         longest = _LONGEST if width > _LONGEST else width // 2
         line = Text(_cut(reason_text(reason, longest), 2 * width))
         if count > 1:
-            line.append(f", {count:,} times", style=tables.COMMENT)
+            line.append(f", in {count:,} of them", style=tables.COMMENT)
         lines.append(line)
     if others := more(max(len(reasons) - most, 0), option=""):
         lines[-1].append(f" {others}", style=tables.COMMENT)

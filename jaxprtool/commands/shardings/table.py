@@ -224,7 +224,7 @@ def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
     consumer = consumer.removesuffix(f" at {first.line.partition(BEHIND)[0]}")
     before, after = first.reason.operand_spec, first.reason.consumer_spec
     if first.reduces and before != "one device":
-        return what, f"{value}: {before} → {after} reduced by {consumer}"
+        return what, f"{value}: {consumer} reduces it across devices, {before} → {after}"
     if first.reason.mixes:
         return what, f"{value}: {before}, read across devices by {consumer}"
     way = f", by way of {first.reason.way_spec}" if first.reason.way_spec else ""

@@ -56,7 +56,7 @@ class FilledArguments:
     within: Mapping[str, Domain] = field(default_factory=dict)
 
     def described(self, seed: int) -> str:
-        """Return a description of the values: `random values, seed 0, v positive`."""
+        """Return a description of the values: `random values, seed 0; v is positive`."""
         count, random = len(self.arguments), len(self.random)
         if not random:
             return "the given values" if count else "no inputs"
@@ -64,15 +64,15 @@ class FilledArguments:
         return f"{'random values' if random == count else text}, seed {seed}{self.domains_text()}"
 
     def domains_text(self) -> str:
-        """Return the restricted domains of random values: `, v positive`."""
+        """Return the restricted domains of random values: `; v is positive`."""
         by_domain: dict[str, list[str]] = {}
         for name, domain in self.within.items():
             by_domain.setdefault(domain_text(domain), []).append(name)
-        domains = [
-            f"{', '.join(names) if len(names) <= 4 else f'{len(names)} arguments'} {domain}"
-            for domain, names in by_domain.items()
-        ]
-        return f", {'; '.join(domains)}" if domains else ""
+        texts = []
+        for domain, names in by_domain.items():
+            said = ", ".join(names) if len(names) <= 4 else f"{len(names):,} arguments"
+            texts.append(f"; {said} {'is' if len(names) == 1 else 'are'} {domain}")
+        return "".join(texts)
 
 
 def fill_arguments(

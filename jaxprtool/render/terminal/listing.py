@@ -288,7 +288,10 @@ class Rendering:
     def plain(self) -> str:
         """Return the text without colors and without a final newline."""
         file = io.StringIO()
-        Console(file=file, width=self.width, color_system=None, markup=False).print(self.renderable)
+        console = Console(
+            file=file, width=self.width, color_system=None, markup=False, force_jupyter=False
+        )
+        console.print(self.renderable)
         return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

@@ -46,6 +46,16 @@ def test_variants_are_rows_with_times_ratios_and_memory(cli):
     assert max(map(len, found.out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize(("others", "is_busy"), [(None, False), (0.0, False), (64.0, True)])
+def test_a_busy_machine_is_named_below_the_intervals(cli, monkeypatch, others, is_busy):
+    monkeypatch.setattr("jaxprtool.ir.process.OtherPrograms.cpus", lambda self: others)
+    monkeypatch.setattr("os.cpu_count", lambda: 128)
+    out = " ".join(cli("bench", "parts.py:once", "parts.py:twice", "--repeat", "7").out.split())
+    assert "the intervals are of this run: another run may differ by more" in out
+    note = "the machine was busy: other programs used 64.0 of 128 CPUs during the rounds"
+    assert (note in out) == is_busy
+
+
 def test_json_has_the_keys_that_scripts_read(cli):
     found = cli("bench", "parts.py:once", "-p", "", "-p", "dce", "--repeat", "7", "--json")
     document = json.loads(found.out)

@@ -77,7 +77,7 @@ def test_a_program_in_a_file_is_not_traced_again(cli):
     found = cli("determinism", "pure.jaxpr", "--threads", "")
     assert found.code == 0
     assert "the same bits in all runs" in found.out
-    assert "not tried: tracing again: pure.jaxpr is a program" in found.out
+    assert "not tried: tracing again, because pure.jaxpr is a stored program" in found.out
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,7 @@ def test_an_argument_with_a_nan_is_named(cli, bad):
 
 def test_random_values_are_reported(cli):
     found = cli("nans", "jax.numpy:log", "--args", "f32[64]")
-    assert found.code == 0 and "x filled with random values (--seed 0), x positive" in found.err
+    assert found.code == 0 and "x filled with random values (--seed 0); x is positive" in found.err
 
 
 def test_a_recorded_program_explains_how_to_keep_its_arguments(cli):

@@ -81,13 +81,13 @@ def test_bodies_have_copies_equations_share_and_lines(cli):
     result = cli("outline", LOSS, "--equations", "8")
     assert result.code == 0 and result.err == ""
     lines = result.out.splitlines()
-    assert re.fullmatch(r"loss: \d+ equations", lines[0])
+    heading = re.fullmatch(r"loss: \d+ equations, (\d+) with calls inlined", lines[0])
     assert lines[1].split() == ["repeated", "body", "copies", "equations", "share", "source"]
     assert re.fullmatch(r"layer +3 +\d+ +\d\d\.\d% +model\.py:5-7", lines[3])
     assert lines[-4].startswith("the rest ")
     total = r"(\d+) equations inlined, (\d+) after outlining: \d\.\d times fewer equations"
     before, after = map(int, re.fullmatch(total, lines[-2]).groups())
-    assert lines[0] == f"loss: {before} equations" and after < before
+    assert int(heading[1]) == before and after < before
     memory = r"temporary memory: about \d+ bytes, \d+\.\d times as much as traced"
     assert re.fullmatch(memory, lines[-1])
 
@@ -345,3 +345,11 @@ def test_mistakes_are_one_line_errors(cli, arguments, message):
 
 def test_symbolic_sizes_are_allowed_unless_the_program_runs(cli):
     assert cli("outline", "model.py:symbolic").out == "symbolic: 2 equations, no repetition\n"
+
+
+def test_the_equations_are_counted_as_in_a_report(cli):
+    # `outline` inlines the calls of cumsum, which are equations of the program as traced.
+    stats = json.loads(cli("show", LOSS, "--stats", "--json").out)["stats"][0]
+    heading, *_ = cli("outline", LOSS, "--equations", "8").out.splitlines()
+    inlined = stats["equations"] - 3
+    assert heading == f"loss: {stats['equations']} equations, {inlined} with calls inlined"

@@ -88,6 +88,29 @@ def test_a_loop_is_overhead_unless_it_is_compiled_to_one_operation(module, origi
     assert all(whole.own(each) == "" and len(whole.of(each)) > 1 for each in loops)
 
 
+def filtered(p, xs):
+    def body(carry, x):
+        p, total = carry
+        gain = p @ x
+        p = p - jnp.outer(gain, gain) / (1 + x @ gain)
+        return (p, total + gain.sum()), gain
+
+    return jax.lax.scan(body, (p, jnp.float32(0)), xs)
+
+
+def test_the_time_of_a_loop_compiled_to_one_operation_is_on_the_lines_of_its_body():
+    # A step writes three numbers of an array of thousands, in place.
+    module = compiled(filtered, jnp.ones((3, 3)), jnp.ones((5000, 3)))
+    (loop,) = (op for op in module.by_name.values() if op.opcode == "while")
+    outer = {op.name for op in module.entry.instructions}
+    origins = OperationOrigins(module, frames_now(), frozenset(outer))
+    times = dict.fromkeys(range(8), 0.0)
+    first = filtered.__code__.co_firstlineno
+    for origin, share in origins.of(loop.name):
+        times[origin.line.line - first] += share
+    assert sum(times[line] for line in (3, 4, 5)) > 0.7
+
+
 def test_every_operation_with_work_has_a_line(module, origins):
     worked = [each.name for each in module.entry.instructions if each.opcode in ("fusion", "while")]
     assert all(origin.line is not None for name in worked for origin, _ in origins.of(name))

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool.commands.profile.lines import Peaks, with_cost
+from jaxprtool.commands.profile.profile import peaks_of
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
 from tests.share import first_and_proofs
@@ -78,14 +80,17 @@ def test_the_most_expensive_line_is_the_planted_one(function):
 
 
 @pytest.fixture(scope="module")
-def gradient():
+def gradient_program():
     def loss(w, x):
         y = jnp.tanh(x @ w)
         return jnp.square(jnp.sort(y, axis=0)).sum()
 
-    args = matrix(200, 200), matrix(300, 200)
-    program = jaxprtool.trace(jax.grad(loss), *args)
-    return jaxprtool.profile(program, args)
+    return jaxprtool.trace(jax.grad(loss), matrix(200, 200), matrix(300, 200))
+
+
+@pytest.fixture(scope="module")
+def gradient(gradient_program):
+    return jaxprtool.profile(gradient_program, (matrix(200, 200), matrix(300, 200)))
 
 
 def test_lines_and_the_remainder_add_up_to_the_wall_time(gradient):
@@ -105,13 +110,52 @@ def test_forward_and_backward_are_separate(gradient):
     assert product.backward_seconds > 0 and sort.forward_seconds > 0
 
 
-def test_rates_are_the_estimated_work_divided_by_the_time(gradient):
-    (product,) = (each for each in gradient.lines if each.flops_per_second == max(
-        each.flops_per_second or 0 for each in gradient.lines
-    ))  # fmt: skip
+def test_rates_are_the_estimated_work_divided_by_the_time(gradient, gradient_program):
+    assert gradient.peaks.flops_per_second > 0 and gradient.peaks.bytes_per_second > 0
+    lines = with_cost(gradient, jaxprtool.cost(gradient_program), None).lines
+    product = max(lines, key=lambda line: (line.flops_per_second or 0) * line.seconds)
     flops = 2 * 2 * 200 * 200 * 300  # of the product, and of its part of the gradient
     assert product.flops_per_second * product.seconds == pytest.approx(flops, rel=0.2)
-    assert gradient.peaks.flops_per_second > 0 and gradient.peaks.bytes_per_second > 0
+
+
+def rated(profile, program, flops_per_second):
+    peaks = Peaks("a device", flops_per_second, 1e9, "measured here")
+    return with_cost(profile, jaxprtool.cost(program), peaks)
+
+
+def test_no_rate_above_the_peak_is_shown():
+    def product(x):
+        return x @ x
+
+    program = jaxprtool.trace(product, matrix(200, 200))
+    profile = jaxprtool.profile(program, (matrix(200, 200),), calls=1)
+    achieved = 2 * 200**3 / profile.wall_seconds
+    fast = rated(profile, program, 1e6 * achieved)
+    assert fast.flops_per_second == pytest.approx(achieved, rel=0.01)
+    assert "GFLOP/s of " in str(fast) and not fast.is_above_peak
+    slow = rated(profile, program, achieved / 10)
+    assert slow.is_above_peak and slow.flops_per_second is None
+    assert all(line.flops_per_second is None for line in slow.lines)
+    text = " ".join(str(slow).split())
+    assert "the work that `cost` estimates would take longer at the peak rate" in text
+    assert "FLOP/s of" not in text
+
+
+def test_a_peak_below_the_achieved_rate_is_measured_again(monkeypatch):
+    measured = iter([(1e9, 2e9), (3e9, 1e9), (5e9, 1e9)])
+    monkeypatch.setattr(
+        "jaxprtool.commands.profile.profile.measured_peaks", lambda device: next(measured)
+    )
+    peaks = peaks_of(jax.devices()[0], achieved=4e9)
+    assert (peaks.flops_per_second, peaks.bytes_per_second) == (5e9, 2e9)
+
+
+def test_the_peak_of_a_gpu_is_that_of_the_precision_of_the_products():
+    class Gpu:
+        platform, device_kind = "gpu", "NVIDIA H100 80GB HBM3"
+
+    assert peaks_of(Gpu()).flops_per_second == 494.7e12
+    assert peaks_of(Gpu(), products=("bf16",)).flops_per_second == 989.4e12
 
 
 def test_a_callbacks_time_is_attributed_to_python():

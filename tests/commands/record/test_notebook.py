@@ -41,6 +41,15 @@ def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
     assert Path("here/index.html").exists()
 
 
+def test_the_help_of_the_magic_is_found_under_both_its_names(shell, shown, capsys):
+    shell.run_cell("%record?")
+    shell.run_cell("%%record?")
+    assert capsys.readouterr().out.count("--no-constants") == 4
+    shell.run_cell("%record f(1.0)")
+    message = "".join(capsys.readouterr())
+    assert "UsageError: %record records a cell" in message and "%%record" in message
+
+
 def test_an_error_in_a_cell_is_raised_after_the_table(shell, shown):
     with pytest.raises(ZeroDivisionError):
         shell.run_cell_magic("record", "", "import jax\njax.jit(lambda x: x)(1.0)\n1 / 0")

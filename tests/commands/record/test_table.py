@@ -33,13 +33,14 @@ def test_a_summary_of_a_training_script():
         " 2.3%   640 ms    80 ms   80 ms    480 ms          8   <lambda>  train.py:40",
         "",
         "compiled more than once, and why",
-        "  step 3 times      batch: i32[4,17] → i32[4,13] at train.py:31, 2 times",
-        "                    lr: ~f32[] → f32[] at train.py:31",
-        "                    advice: pad batch, or: jaxprtool.jit(step, shapes={'batch':",
-        "                    'i32[4,n]'})",
-        "                    advice: jnp.asarray(lr, 'float32')",
-        "  <lambda> 8 times  another lambda object at train.py:40, 7 times",
-        "                    advice: call jax.jit once, before the loop",
+        "  step, compiled 3 times      batch: i32[4,17] → i32[4,13] at train.py:31, in 2",
+        "                              of them",
+        "                              lr: ~f32[] → f32[] at train.py:31",
+        "                              advice: pad batch, or: jaxprtool.jit(step,",
+        "                              shapes={'batch': 'i32[4,n]'})",
+        "                              advice: jnp.asarray(lr, 'float32')",
+        "  <lambda>, compiled 8 times  another lambda object at train.py:40, in 7 of them",
+        "                              advice: call jax.jit once, before the loop",
         "",
         "61 small computations compiled outside of jit, 3.1 s: train.py:24 (38),",
         "data.py:8 (23)",
@@ -121,7 +122,7 @@ def test_a_function_of_several_processes_has_one_row():
     both = replace(first, compilations=(*first.compilations, *other))
     text = shown(training(functions=(both, *rest)))
     assert "47 s" in text and text.count("  step  train.py:12") == 1
-    assert "step 6 times in 2 processes  batch" in text
+    assert "step, compiled 6 times in 2 processes  batch" in text
 
 
 def test_more_compilation_time_than_wall_time_has_no_share():

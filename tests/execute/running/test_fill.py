@@ -6,6 +6,7 @@ from jax import export
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.arrays import (
+    FilledArguments,
     fill_arguments,
     random_array,
     refitted,
@@ -154,3 +155,9 @@ def test_the_length_of_a_loop_stays_small(nested):
     draws = wide(fun, scalar, S((), jnp.float32), scalar)
     assert all(0 <= n < 8 for n, _, _ in draws)
     assert {k < 0 for _, _, k in draws} == {True, False}
+
+
+def test_the_domains_of_random_values_are_said_in_a_sentence():
+    between = {f"w{number}": (-1.0, 1.0) for number in range(29)}
+    filled = FilledArguments((), (), {"v": (0.0, np.inf), **between})
+    assert filled.domains_text() == "; v is positive; 29 arguments are between -1 and 1"

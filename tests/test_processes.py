@@ -26,7 +26,7 @@ time.sleep(300)
 PARENT = """
 import sys
 from jaxprtool import processes
-processes.run([sys.executable, "-c", sys.argv[1], sys.argv[2]])
+processes.run_process([sys.executable, "-c", sys.argv[1], sys.argv[2]])
 """
 
 
@@ -150,7 +150,7 @@ def test_a_temporary_folder_is_removed_with_its_processes_on_a_signal(ending, tm
         import sys
         from jaxprtool import processes
         with processes.temporary_folder() as folder:
-            processes.run(["sh", "-c", f"echo {folder} > {sys.argv[1]}; exec sleep 300"])
+            processes.run_process(["sh", "-c", f"echo {folder} > {sys.argv[1]}; exec sleep 300"])
     """
     written = tmp_path / "folder"
     parent = subprocess.Popen(python(textwrap.dedent(script), str(written)), stderr=subprocess.PIPE)

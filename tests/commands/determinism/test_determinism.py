@@ -1,6 +1,8 @@
 """Repeated runs of a program under other conditions are compared bit for bit with the first."""
 
 import itertools
+import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.determinism.determinism import Ways, run_again
+from jaxprtool.commands.determinism.determinism import Ways, run_again, run_fresh
 from jaxprtool.commands.determinism.table import heading
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from tests.share import first_and_proofs
@@ -66,6 +68,12 @@ def test_a_run_that_fails_does_not_count_as_one_that_differs():
     assert heading(found).endswith(f": {len(failed)} of {runs} runs failed")
 
 
+def test_a_process_that_fails_is_reported_with_its_last_words():
+    program = jaxprtool.trace(lambda x: x * 2, 1.0)
+    with pytest.raises(UnsupportedError, match="the process failed: exit status 1: error: no"):
+        run_fresh(partial(sys.exit, "error: no"), {}, program)
+
+
 def test_a_counting_callback_is_the_first_equation_that_differs():
     found = repeated(from_python([1, 2, 3]), X)
     assert not found.equal and rows(found)["run again"].differing == 1
@@ -100,7 +108,7 @@ def test_a_function_that_traces_to_other_equations_is_reported_with_the_line():
 
     found = repeated(other, X, trace_again=lambda: jaxprtool.trace(other, X))
     said = rows(found)["traced again"].other_program
-    assert "sin at tests/api" in said or "cos at tests/api" in said
+    assert "sin at tests/commands" in said or "cos at tests/commands" in said
 
 
 @pytest.mark.parametrize(
@@ -130,7 +138,7 @@ def test_an_xla_option_changes_bits_and_the_equation_is_named(option, function, 
     assert changed.name.startswith(name) and changed.differing == 1 and changed.results[0].ulps
     (cause,) = found.causes
     where = cause.prefix or cause.divergence
-    assert where.results and where.source.startswith("tests/api/investigate/")
+    assert where.results and where.source.startswith("tests/commands/determinism/")
     if cause.divergence.found:  # equal operands, and other results
         assert all(each.equal for each in cause.divergence.operands)
         assert not any(each.equal for each in cause.divergence.results)

@@ -6,6 +6,7 @@ Every error a user can cause is a `JaxprToolError`; the command line prints its 
     0 done   1 a check failed   2 bad usage or input   3 the user's own function raised
 """
 
+import copyreg
 import os
 import re
 import sys
@@ -39,6 +40,10 @@ class JaxprToolError(Exception):
         labels = max((len(label) for label, _ in self.details), default=0)
         for label, text in self.details:
             self.add_note(f"  {label:<{labels}}  {text}")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle without a call of the class, whose parameters may differ from `args`."""
+        return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
 class TargetError(JaxprToolError):

@@ -40,7 +40,8 @@ FLOORS = [
     {"primitives"},
     {"ir"},
     {"jaxcompat"},
-    {"files", "processes", "registry"},
+    {"processes"},
+    {"files", "registry"},
     {"errors", "__init__"},
 ]
 LEVEL = {room: i for i, floor in enumerate(FLOORS) for room in floor}

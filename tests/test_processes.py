@@ -1,6 +1,8 @@
 """Commands in separate processes never outlive their limits, this process, or its parent."""
 
+import operator
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -9,7 +11,9 @@ import time
 
 import pytest
 
-from jaxprtool import processes
+from jaxprtool import files, processes
+from jaxprtool.errors import OutputError, TooFewDevicesError, UnsupportedError
+from jaxprtool.processes import calls
 from tests.external import needs
 
 #: Starts a process that starts another one in its own session. Writes the ids of both.
@@ -165,3 +169,68 @@ def test_a_temporary_folder_is_removed_with_its_processes_on_a_signal(ending, tm
     parent.send_signal(ending)
     assert parent.wait(30) == -ending and parent.stderr.read() == b""
     assert not os.path.exists(folder)
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+def test_a_process_is_called_many_times_and_keeps_its_state():
+    with calls.python_process("it crashed", {"OF_THE_CHILD": "1"}) as process:
+        assert process.call(os.getenv, "OF_THE_CHILD") == "1"
+        assert process.call(operator.concat, b"a" * (1 << 20), b"b")[-2:] == b"ab"
+        assert process.call(os.getpid) == process.call(os.getpid) != os.getpid()
+        assert os.listdir(process.folder) == []
+    assert not os.path.exists(process.folder)
+
+
+def test_a_generator_sends_its_next_value_when_it_is_asked(tmp_path):
+    (tmp_path / "inner").mkdir()
+    with calls.python_process("it crashed") as process:
+        assert process.call(os.walk, str(tmp_path)) == (str(tmp_path), ["inner"], [])
+        assert process.next() == (str(tmp_path / "inner"), [], [])
+
+
+def test_reports_precede_the_result_and_what_is_printed_is_no_part_of_them():
+    reports = []
+    with calls.python_process("it crashed", on_report=reports.append) as process:
+        assert process.call(print, "noise") is None
+        assert process.call(os.write, 1, b"noise") == 5
+        assert process.call(os.read, 0, 1) == b""
+        assert process.call(calls.report, [1]) is None
+    assert reports == [[1]]
+
+
+def test_an_error_for_the_user_is_raised_here_and_the_process_stays():
+    with calls.python_process("it crashed") as process:
+        with pytest.raises(OutputError, match="cannot write '/': it is a folder"):
+            process.call(files.check_path, "/")
+        assert process.call(operator.add, 1, 2) == 3
+
+
+def test_an_error_keeps_all_it_says_when_it_is_sent():
+    error = TooFewDevicesError("too few\ndevices", "add some", ["x"])
+    error.details = (("inputs", "random"),)
+    error.add_note("a note")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is TooFewDevicesError and str(again) == "too few devices"
+    assert vars(again) == vars(error) and again.axes == ("x",)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ((os.kill, 0, signal.SIGSEGV), "it crashed: SIGSEGV"),
+        ((sys.exit, "error: no"), "it crashed: exit status 1: error: no"),
+        (
+            (operator.truediv, 1, 0),
+            "it crashed: exit status 1: ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_the_death_of_a_called_process_is_one_line(call, said):
+    with (
+        calls.python_process("it crashed") as process,
+        pytest.raises(UnsupportedError) as raised,
+    ):
+        process.call(*call)
+    assert raised.value.message == said

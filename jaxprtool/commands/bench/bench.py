@@ -14,7 +14,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from jaxprtool.api.targets import RunInputs
-from jaxprtool.commands.bench.isolated_turns import isolated_turns
 from jaxprtool.commands.bench.turns import (
     LEAST,
     Bench,
@@ -25,6 +24,7 @@ from jaxprtool.commands.bench.turns import (
     TurnsHere,
     VariantStart,
     intervals,
+    isolated_turns,
     median_interval,
     rounds,
     this_machine,

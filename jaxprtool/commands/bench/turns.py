@@ -15,8 +15,8 @@ import platform
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from math import ceil
 from typing import Any, Protocol
@@ -24,8 +24,10 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from jaxprtool.commands.compare.isolated import received, sent
 from jaxprtool.commands.compare.variants import OnProgress, Variant
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import (
     Compiled,
     CompiledMemory,
@@ -41,6 +43,7 @@ from jaxprtool.files import opened_plain
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.process import without_collector
+from jaxprtool.processes.calls import PythonProcess, python_process
 
 # --- turns ----------------------------------------------------------------------------------------
 # Variants of a program that take turns, each one compiled once.
@@ -155,6 +158,53 @@ class TurnsHere:
                 self._made.seconds(there)
             timed = [self._made.seconds(there, self._calls) for _ in range(self._times)]
         return statistics.median(timed) / self._calls
+
+
+#: The first process would take most of a GPU's memory, which all of them use.
+_SHARED_MEMORY = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+
+@contextmanager
+def isolated_turns(
+    variant: Variant, arguments: Sequence[Any], on_progress: OnProgress = lambda doing: None
+) -> Iterator[IsolatedTurns]:
+    """Start to compile a variant in a process, which ends with the `with` block.
+
+    Raises UnsupportedError if the program cannot be written to a file.
+    """
+    environment = {**_SHARED_MEMORY, **os.environ}
+    with python_process(f"{variant.name} crashed", environment) as process:
+        process.begin(_turns, *sent(process, variant, arguments))
+        yield IsolatedTurns(variant.name, process, on_progress)
+
+
+class IsolatedTurns:
+    """A variant in another process, which may crash."""
+
+    def __init__(self, name: str, process: PythonProcess, on_progress: OnProgress):
+        self._name, self._process, self._on_progress = name, process, on_progress
+
+    def start(self) -> VariantStart:
+        """Wait until it is compiled.
+
+        Raises the errors of `run`, and UnsupportedError if the process crashes.
+        """
+        self._on_progress(f"compiling {self._name} in its own process")
+        start: VariantStart = self._process.result()
+        return start
+
+    def turn(self) -> float:
+        return float(self._process.next())
+
+
+def _turns(*request: Any) -> Iterator[VariantStart | float]:
+    """Yield the compilation of a variant, and then the seconds of each call."""
+    turns = TurnsHere(*received(*request))
+    with compiled_afresh():
+        start = turns.start()
+    yield start
+    while True:
+        yield turns.turn()
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 
 from jaxprtool.cli import launch, options, output
+from jaxprtool.cli.main import main
 from jaxprtool.cli.options import Panel, parsed_numbers
 from jaxprtool.cli.running import printed_by_functions, ready
 from jaxprtool.cli.session import Session, command
 
 _AGAIN = Panel("Runs")
+
+
+def run_command_line_here(arguments: Sequence[str]) -> None:
+    """Run a command line in the place of the one of this process, which ends if it fails."""
+    sys.argv[1:] = arguments
+    if code := main():
+        sys.exit(code)
 
 
 def _xla_options(text: str) -> Any:
@@ -81,8 +91,8 @@ def determinism_command(
 
     prepared = ready(session.given("determinism takes", types), seed)
     program, arguments = prepared.program, prepared.filled.arguments
-    if (folder := os.environ.get(determinism.FOLDER)) is not None:
-        determinism.write_fresh(folder, program, arguments)
+    if determinism.FRESH in os.environ:
+        determinism.report_fresh(program, arguments)
         return
     ways = Ways(runs, threads, xla_options or {})
     lacking: list[str] = []
@@ -95,11 +105,11 @@ def determinism_command(
             0, f"tracing again: {session.target} is a stored program, without its function"
         )
     else:
-        line = [sys.executable, "-m", "jaxprtool", *launch.command_line.get()]
+        run = partial(run_command_line_here, launch.command_line.get())
         ways = replace(
             ways,
             trace_again=lambda: session.given("determinism takes", types).program,
-            run_fresh=lambda environment: determinism.run_fresh(line, environment, program),
+            run_fresh=lambda environment: determinism.run_fresh(run, environment, program),
         )
     with printed_by_functions(json):
         outcome = run_again(program, arguments, ways, session.on_progress)

@@ -13,11 +13,11 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import jax
 
-from jaxprtool import processes
 from jaxprtool.commands.compare.bisection import (
     Cause,
     Determinism,
@@ -27,11 +27,15 @@ from jaxprtool.commands.compare.bisection import (
     find_divergence,
 )
 from jaxprtool.commands.compare.divergence import differing_prefix
-from jaxprtool.commands.compare.isolated import IsolatedRunner, dump, load_pickled, logical
+from jaxprtool.commands.compare.isolated import (
+    IsolatedRunner,
+    logical,
+    process_of,
+    results_in,
+)
 from jaxprtool.commands.compare.measures import Measure, Tolerance, measured
 from jaxprtool.commands.compare.requested import inputs_from
 from jaxprtool.commands.compare.variants import Executor, OnProgress, Runner, Variant, risks
-from jaxprtool.commands.determinism.isolated_pieces import piece_runner
 from jaxprtool.commands.diff.diff import Diff, Hunk, diff
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
 from jaxprtool.execute.running.arrays import as_numpy, fill_arguments
@@ -44,7 +48,9 @@ from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import variables
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import JitOptions, Program, Programs
+from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.passes.cleanup.inline import Inline
+from jaxprtool.processes.calls import PythonProcess, python_process, report
 
 _EXACT = Tolerance(0, 0)
 _INLINE = Inline(force=True)
@@ -349,8 +355,8 @@ class _RepeatedRuns:
         """Return where a run begins to differ."""
         if not variant.environment:
             return self._located(name, variant, Executor)
-        with piece_runner(variant) as runner:
-            return self._located(name, variant, runner.executor)
+        with process_of(variant) as process:
+            return self._located(name, variant, partial(_PieceExecutor, process))
 
     def _located(self, name: str, variant: Variant, executor: MakeExecutor) -> Cause:
         first, arguments = self._reference, self._arguments
@@ -373,6 +379,21 @@ class _RepeatedRuns:
             if prefix is not None:
                 return Cause(name, divergence, prefix)
         return Cause(name, divergence)
+
+
+class _PieceExecutor(Executor):
+    """Runs pieces of a variant in a process with the variant's environment, which may crash."""
+
+    def __init__(self, process: PythonProcess, variant: Variant, arguments: Sequence[Any]):
+        super().__init__(variant, arguments)
+        self._process, self._variant = process, variant
+
+    def run(self, body: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
+        taken = tuple(f"x{i}" for i in range(len(body.in_avals)))
+        out_names = tuple(f"y{i}" for i in range(len(body.out_avals)))
+        trees = jax.tree.structure((taken, {})), jax.tree.structure(out_names)
+        piece = Program(self._variant.program.name, body, *trees, taken, out_names)
+        return results_in(self._process, replace(self._variant, program=piece), arguments)
 
 
 #: Other processes compile everything, and leave the memory of a GPU to this one.
@@ -409,37 +430,36 @@ def _devices(value: Any) -> Sequence[Any]:
 # --- fresh ----------------------------------------------------------------------------------------
 # Trace and run a function in another process, and return its program and its results.
 #
-# The process runs the same command line. If the environment variable FOLDER is set, the command
-# writes its program and results to that folder, and does nothing else.
+# The process runs the same command line. If the environment variable FRESH is set, the command
+# reports its program and results, and does nothing else.
 
-#: The environment variable that names the folder.
-FOLDER = "JAXPRTOOL_FRESH_RUN"
-
-_FILE = "run.pickle"
+FRESH = "JAXPRTOOL_FRESH_RUN"
 
 
-def run_fresh(command: Sequence[str], environment: Mapping[str, str], program: Program) -> FreshRun:
-    """Run a command line in a new process, and return the program and the results it writes.
+def run_fresh(
+    run: Callable[[], None], environment: Mapping[str, str], program: Program
+) -> FreshRun:
+    """Run a command line in a new process, and return the program and the results it reports.
 
-    `program` is the program of this process, whose types the results get. Raises UnsupportedError
-    if the process fails.
+    `run` runs it there. `program` is the program of this process, whose types the results get.
+    Raises UnsupportedError if the process fails.
     """
-    with processes.temporary_folder() as folder:
-        outcome = processes.run_process(command, env={**os.environ, **environment, FOLDER: folder})
-        if outcome.status != 0:
-            raise UnsupportedError(f"the process failed: {outcome}")
-        text, results = load_pickled(os.path.join(folder, _FILE))
+    reported: list[tuple[str, dict[str, Any]]] = []
+    environment = {**environment, FRESH: "1"}
+    with python_process("the process failed", environment, reported.append) as process:
+        process.call(run)
+    ((text, results),) = reported
     if list(results) == list(program.out_names):
         values = logical(list(results.values()), program.out_avals)
         results = dict(zip(results, values, strict=True))
     return FreshRun(text, results)
 
 
-def write_fresh(folder: str, program: Program, arguments: Sequence[Any]) -> None:
-    """Run a program on flat arguments, and write it and its results to the folder."""
+def report_fresh(program: Program, arguments: Sequence[Any]) -> None:
+    """Run a program on flat arguments, and report it and its results."""
     values = map(as_numpy, Runner(Variant(program.name, program))(arguments))
     results = dict(zip(program.out_names, values, strict=True))
-    dump((write.program_file_text(program, callbacks="stub"), results), os.path.join(folder, _FILE))
+    report((write.program_file_text(program, callbacks="stub"), results))
 
 
 # --- same program ---------------------------------------------------------------------------------

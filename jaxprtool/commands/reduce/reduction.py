@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import re
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from jaxprtool.commands.reduce import checks, worker
+from jaxprtool.commands.reduce import checks
 from jaxprtool.commands.reduce.checks import Check, MismatchCheck, NanCheck, TimeoutCheck
-from jaxprtool.commands.reduce.search import CallingOracle, ReductionSearch, ReductionState
-from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.commands.reduce.search import (
+    BEST,
+    ORIGINAL,
+    CallingOracle,
+    ReductionSearch,
+    ReductionState,
+    reduce_in_forks,
+)
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.formats.python.emit import to_python
@@ -28,7 +32,7 @@ from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import has_64_bit_types
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.reduction import equations_left
-from jaxprtool.processes import Child, stderr_tail, temporary_folder
+from jaxprtool.processes.calls import python_process
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.reports.programs import program_document
 
@@ -117,11 +121,18 @@ def reduce(
     argument_values = dict(values or {})
     if isinstance(predicate, str):
         packed = {name: checks.picklable(value) for name, value in argument_values.items()}
-        x64 = bool(jax.config.jax_enable_x64)
-        request = worker.ReductionRequest(
-            predicate, packed, seed, jobs, seconds, memory, tuple(plugins), x64
+        search = partial(
+            reduce_in_forks,
+            check=predicate,
+            values=packed,
+            seed=seed,
+            jobs=jobs,
+            seconds=seconds,
+            memory=memory,
+            plugins=tuple(plugins),
+            x64=bool(jax.config.jax_enable_x64),
         )
-        reduction = _in_worker(program, request, on_progress)
+        reduction = _in_process(program, packed, search, on_progress)
     else:
         reduction = _here(program, argument_values, predicate, on_progress)
     return replace(reduction, equations_before=count, seconds=time.monotonic() - start)
@@ -165,55 +176,41 @@ def _reduction(
     )
 
 
-def _in_worker(
-    program: Program, request: worker.ReductionRequest, on_progress: _OnProgress
+def _in_process(
+    program: Program,
+    values: dict[str, Any],
+    search: Callable[[str], dict[str, Any]],
+    on_progress: _OnProgress,
 ) -> Reduction:
-    """Reduce in a child process, which forks for each try."""
-    with temporary_folder("jaxprtool-reduce-") as folder:
-        write(program, os.path.join(folder, worker.ORIGINAL), callbacks="stub")
-        with open(os.path.join(folder, worker.REQUEST), "wb") as file:
-            pickle.dump(request, file)
-        errors = os.path.join(folder, "stderr")
-        command = [sys.executable, "-m", worker.__name__, folder]
-        last: dict[str, Any] = {"tries": 0, "seen": ""}
-        interrupted, env = False, dict(os.environ)
-        if jax.config.jax_num_cpu_devices > 0:
-            env["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
-        with open(errors, "wb") as stderr, Child(command, env=env, stderr=stderr) as child:
-            try:
-                _follow(child.popen, last, on_progress)
-            except KeyboardInterrupt:
-                interrupted = True
-        if "fault" in last:
-            raise ArgumentsError(last["fault"], last.get("hint"))
-        if not interrupted and "ended" not in last:
-            with open(errors, errors="replace") as file:
-                said = stderr_tail(file.read())
-            raise UnsupportedError(f"the reduction failed: {said}")
-        best, values = program, request.values
-        if os.path.exists(os.path.join(folder, worker.BEST)):
-            best = read(os.path.join(folder, worker.BEST))
-            with open(os.path.join(folder, worker.VALUES), "rb") as file:
-                values = pickle.load(file)
-        return _reduction(
-            best,
-            {n: checks.unpickled(v) for n, v in values.items() if n in best.arg_names},
-            program,
-            last["tries"],
-            interrupted,
-            seen=last["seen"],
-            holds=last.get("holds", True),
-        )
+    """Reduce in another process, which calls `search` with its folder."""
+    last: dict[str, Any] = {"tries": 0, "seen": "", "holds": True, "values": values}
+    environment, interrupted = {}, False
+    if jax.config.jax_num_cpu_devices > 0:
+        environment["JAX_NUM_CPU_DEVICES"] = str(jax.config.jax_num_cpu_devices)
 
-
-def _follow(popen: subprocess.Popen[bytes], last: dict[str, Any], on_progress: _OnProgress) -> None:
-    """Read the messages of a worker, report progress, and keep the last value of each key."""
-    assert popen.stdout is not None
-    for line in popen.stdout:
-        said = json.loads(line)
+    def on_report(said: dict[str, Any]) -> None:
         last.update(said)
         if "doing" in said:
             on_progress(_line(said["doing"], said["equations"], said["tries"]))
+
+    with python_process("the reduction failed", environment, on_report) as process:
+        write(program, os.path.join(process.folder, ORIGINAL), callbacks="stub")
+        try:
+            last |= process.call(search, process.folder)
+        except KeyboardInterrupt:
+            interrupted = True
+        best, path = program, os.path.join(process.folder, BEST)
+        if os.path.exists(path):
+            best = read(path)
+    return _reduction(
+        best,
+        {n: checks.unpickled(v) for n, v in last["values"].items() if n in best.arg_names},
+        program,
+        last["tries"],
+        interrupted,
+        seen=last["seen"],
+        holds=last["holds"],
+    )
 
 
 def _line(doing: str, equations: int, tries: int) -> str:

@@ -7,28 +7,34 @@ take tens of tries. The search ends when no step applies at any single site.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import jax
 import numpy as np
 
 from jaxprtool.commands.reduce.checks import (
+    FOLDER,
     Check,
     CheckCall,
     PackedKey,
     Values,
     keep_kernels,
+    parse_check,
     picklable,
 )
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.sandbox import ForkOutcome, Limits, call_each_in_fork, call_in_fork
-from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.formats.jaxpr.read import parse_program, read
+from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.evaluation import Interpreter
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
+from jaxprtool.passes.framework.pipeline import load_plugin
 from jaxprtool.passes.reduction import (
     STEPS,
     Candidate,
@@ -38,6 +44,7 @@ from jaxprtool.passes.reduction import (
     flattened,
     is_well_typed,
 )
+from jaxprtool.processes.calls import report
 
 #: The maximum number of parts that sites are divided into, round by round; None for single sites.
 _FINEST = (4, 16, 64, None)
@@ -439,3 +446,55 @@ def minimal_subset(items: Sequence[T], holds: Callable[[Sequence[T]], bool]) -> 
         take_chunks(lambda: kept, take, size)
         size = 1
     return kept
+
+
+# --- process --------------------------------------------------------------------------------------
+# The search in a process that forks for every try. It never starts a backend of JAX, whose threads
+# a fork would lack.
+
+#: The files in its folder: the original program, and the smallest so far.
+ORIGINAL, BEST = "original.jaxpr", "best.jaxpr"
+
+
+def reduce_in_forks(
+    folder: str,
+    check: str,
+    values: dict[str, Any],
+    seed: int,
+    jobs: int,
+    seconds: float | None,
+    memory: int | None,
+    plugins: Sequence[str],
+    x64: bool,
+) -> dict[str, Any]:
+    """Reduce the program in a folder. Reports progress and values, and returns the last of them.
+
+    The other arguments are those of `reduce`, with packed values, and whether 64-bit types are
+    enabled.
+    """
+    jax.config.update("jax_enable_x64", x64)
+    os.environ[FOLDER] = folder
+    best = ReductionState(read(os.path.join(folder, ORIGINAL)), values)
+
+    def on_progress(state: ReductionState, doing: str) -> None:
+        nonlocal best
+        if state is not best:
+            best = state
+            write(state.program, os.path.join(folder, BEST), callbacks="stub")
+            report({"values": dict(state.values)})
+        equations = equations_left(state.program)
+        report({"doing": doing, "equations": equations, "tries": oracle.tries})
+
+    try:
+        for plugin in plugins:
+            load_plugin(plugin)
+        limits = Limits(seconds or 600.0, memory)
+        oracle = ForkingOracle(parse_check(check, seed), jobs, limits, plugins)
+        on_progress(best, "trying the original program")
+        seen = oracle.first_look(best, seconds)
+        report({"seen": seen if isinstance(seen, str) else ""})
+        state = ReductionSearch(oracle, on_progress).run(best)
+        on_progress(state, "trying the result again")
+        return {"holds": oracle.holds(state), "tries": oracle.tries}
+    except JaxprToolError as error:
+        raise ArgumentsError(error.message, error.hint) from error

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.bench import isolated_turns
 from jaxprtool.commands.bench.turns import (
     LEAST,
     Interval,
     RoundLimits,
     TurnsHere,
+    isolated_turns,
     median_interval,
     paired_ratio,
     read_baseline,
@@ -168,7 +168,7 @@ KEY = jax.random.key(0)
 def test_errors_in_another_process_are_reported_in_one_line(monkeypatch, tmp_path):
     def running(program):
         variant = Variant("f", program)
-        return isolated_turns.isolated_turns(variant, [X])
+        return isolated_turns(variant, [X])
 
     def f(x):
         return jnp.broadcast_to(x[0], (1 << 22, 1 << 22))

@@ -1,7 +1,5 @@
 """Variants in separate processes: a crash is reported, and the others continue."""
 
-import os
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -31,14 +29,14 @@ def test_results_of_any_dtype_are_returned_unchanged():
 @on_one_release
 def test_a_crash_is_one_line_with_its_signal_and_the_others_continue(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
-    run, calls = isolated.processes.run_process, []
+    start, started = isolated.python_process, []
 
-    def crashing(command, env):
-        calls.append(command)
-        path = {"PYTHONPATH": str(tmp_path)} if len(calls) == 2 else {}
-        return run(command, env={**os.environ, **path})
+    def crashing(failure, environment):
+        started.append(failure)
+        path = {"PYTHONPATH": str(tmp_path)} if len(started) == 2 else {}
+        return start(failure, {**environment, **path})
 
-    monkeypatch.setattr(isolated.processes, "run_process", crashing)
+    monkeypatch.setattr(isolated, "python_process", crashing)
     program = jaxprtool.trace(lambda x: x * 2, 1.0)
     found = jaxprtool.compare(program, (1.0,), passes=["", "dce", "cse"], isolate=True)
     crashed, other = found.variants

@@ -1,6 +1,8 @@
 """Repeated runs of a program under other conditions are compared bit for bit with the first."""
 
 import itertools
+import sys
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.determinism.determinism import Ways, run_again
+from jaxprtool.commands.determinism.determinism import Ways, run_again, run_fresh
 from jaxprtool.commands.determinism.table import heading
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from tests.share import first_and_proofs
@@ -64,6 +66,12 @@ def test_a_run_that_fails_does_not_count_as_one_that_differs():
     assert failed and not found.equal
     runs = len(found.repetitions)
     assert heading(found).endswith(f": {len(failed)} of {runs} runs failed")
+
+
+def test_a_process_that_fails_is_reported_with_its_last_words():
+    program = jaxprtool.trace(lambda x: x * 2, 1.0)
+    with pytest.raises(UnsupportedError, match="the process failed: exit status 1: error: no"):
+        run_fresh(partial(sys.exit, "error: no"), {}, program)
 
 
 def test_a_counting_callback_is_the_first_equation_that_differs():

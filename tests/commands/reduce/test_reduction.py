@@ -15,7 +15,7 @@ from jax import lax
 import jaxprtool
 from jaxprtool.commands.reduce import checks
 from jaxprtool.commands.reduce.search import CallingOracle, ReductionSearch, ReductionState
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
@@ -275,6 +275,14 @@ def folder(tmp_path, monkeypatch):
 def test_an_invalid_check_is_reported_with_the_syntax(check, usage):
     with pytest.raises(ArgumentsError, match=usage):
         checks.parse_check(check)
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_death_of_the_search_is_reported_with_its_signal(monkeypatch, tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("import os, signal; os.kill(os.getpid(), 11)")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with pytest.raises(UnsupportedError, match="reduction failed: SIGSEGV"):
+        jaxprtool.reduce(jaxprtool.trace(jnp.sin, 1.0), "crash")
 
 
 @pytest.mark.usefixtures("processes")

@@ -64,9 +64,16 @@ def command_info(name: str) -> CommandInfo | None:
     """Return what is known of a command, or None if there is no such command.
 
     Raises:
-        PluginError: If the package that has it cannot be imported.
+        PluginError: If the package that has it cannot be imported, or if the metadata of jaxprtool
+            is missing or older than the code, as after `git pull` in a clone.
     """
-    point = _own(_path()).get(name) or _installed(_path()).get(name)
+    own = _own(_path())
+    if not own:
+        raise PluginError(
+            "the installed metadata of jaxprtool names no commands",
+            "install it again, in a clone with `pip install -e .`",
+        )
+    point = own.get(name) or _installed(_path()).get(name)
     return None if point is None else _loaded(point)
 
 

@@ -90,3 +90,12 @@ def test_a_command_with_the_name_of_ours_is_ignored_with_a_warning(install, caps
     assert line == (
         "warning: command 'show' of greets_as_show is ignored: jaxprtool has a command of that name"
     )
+
+
+def test_metadata_older_than_the_code_is_an_error_with_the_remedy(monkeypatch, capsys):
+    monkeypatch.setattr("jaxprtool.registry._own", lambda path: {})
+    assert main(["cost", "f.py:f"]) == 2
+    assert capsys.readouterr().err == (
+        "error: the installed metadata of jaxprtool names no commands\n"
+        "hint: install it again, in a clone with `pip install -e .`\n"
+    )

@@ -127,7 +127,7 @@ def test_a_folder_with_other_files_is_left_alone():
 def test_a_run_that_cannot_be_renamed_is_left_as_it_is(tmp_path, monkeypatch):
     begun(start=1.0).close()
     monkeypatch.chdir("run")
-    with pytest.raises(OutputError, match="cannot rename the run in '.'") as raised:
+    with pytest.raises(OutputError, match="cannot rename the run") as raised:
         new_run(".", overwrite=False)
     assert "--overwrite" in raised.value.hint and Path("run.json").exists()
     new_run(".", overwrite=True).close()

@@ -125,7 +125,11 @@ def _cleared(path: str, overwrite: bool) -> str:
         _remove_run(path)
         return ""
     older = _numbered(path)
-    os.rename(path, older)
+    try:
+        os.rename(path, older)
+    except OSError as error:  # the working folder as `.`, or a mount
+        message = f"cannot rename the run in '{path}': {error.strerror or error}"
+        raise OutputError(message, "add --overwrite, or give another folder to -o") from None
     return older
 
 

@@ -124,6 +124,15 @@ def test_a_folder_with_other_files_is_left_alone():
     assert Path("run/model.py").exists() and not Path("run/.gitignore").exists()
 
 
+def test_a_run_that_cannot_be_renamed_is_left_as_it_is(tmp_path, monkeypatch):
+    begun(start=1.0).close()
+    monkeypatch.chdir("run")
+    with pytest.raises(OutputError, match="cannot rename the run") as raised:
+        new_run(".", overwrite=False)
+    assert "--overwrite" in raised.value.hint and Path("run.json").exists()
+    new_run(".", overwrite=True).close()
+
+
 def test_a_run_that_could_not_begin_gives_the_older_one_its_name_back():
     begun(start=1.0).close()
     begun(start=2.0).undo()

@@ -3,7 +3,11 @@
 import json
 import textwrap
 
+import jax
+import jax.numpy as jnp
 import pytest
+
+import jaxprtool
 
 FUNCTIONS = """
     import jax
@@ -155,6 +159,27 @@ def test_every_command_that_cites_a_changed_file_says_so_once(cli, folder):
     assert "kept.py has changed since it was recorded" in page and "# a comment" not in page
     assert "changed since" not in cli("cost", *LOSS[1:]).err
     assert "changed since" not in cli("cost", "loss.jaxpr", "--by", "primitive").err
+
+
+def test_a_recorded_program_shows_the_text_that_was_recorded_and_one_note(cli, folder):
+    path = folder / "kept.py"
+    text = path.read_text()
+    scope = {}
+    with jaxprtool.record("run"):
+        exec(compile(text, str(path), "exec"), scope)
+        layer = jax.jit(scope["layer"])
+        layer(jnp.ones((3, 3)), jnp.ones((4, 3)))
+    path.write_text("# an edit\n\n" + text)
+    note = "note: kept.py has changed since run/ was recorded (2 lines); record it again\n"
+    for words in (("cost",), ("source",), ("show", "--source"), ("why", "result")):
+        command, *options = words
+        shown = cli(command, "run/layer", *options)
+        assert shown.code == 0 and shown.err.count(note) == 1, words
+        assert shown.err.count("kept.py has changed") == 1, words
+    assert "return jnp.sin(x @ w)" in cli("source", "run/layer").out
+    assert "return jnp.sin(x @ w)" in cli("source", "run/process-0/layer.jaxpr").out
+    page = cli("show", "run/layer", "-o", "page.html")
+    assert page.code == 0 and "# an edit" not in (folder / "page.html").read_text()
 
 
 def test_a_line_that_is_now_empty_means_that_the_file_changed(folder):

@@ -76,6 +76,8 @@ class Program:
         bounds: The bounds of arguments that are sizes, or lengths of examples, by name.
         roots: The folders of the TARGET that it was loaded from. Their files are the user's own.
         sharded: The names of arguments that were given with a sharding over several devices.
+        dropped: The names of arguments that the recorded caller dropped in the line of its call:
+            `state` of `state = step(state)`.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Program:
     bounds: tuple[tuple[str, Bound], ...] = ()
     roots: tuple[Root, ...] = ()
     sharded: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "jaxpr", as_constants(self.jaxpr))

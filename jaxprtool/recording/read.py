@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from jaxprtool.errors import TargetError, did_you_mean
+from jaxprtool.errors import JaxprToolError, TargetError, did_you_mean
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural
@@ -80,26 +80,64 @@ def read_run(path: str) -> Run:
     )
 
 
-def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) -> Program:
+def read_program(run: str, file: str, facts: Mapping[str, WrittenProgram] | None = None) -> Program:
     """Return the program in a file of a run, with the user's source files that have not changed.
 
     Args:
         run: The folder of the run.
         file: The file of the program.
-        lines: The `definitions` of its process, if known.
+        facts: The `written_programs` of its process, if known.
 
     Raises:
         ProgramFileError: If the file is damaged.
     """
     base = read_about(run).get("folder")
     program = read(file, Root(base, base) if base else None)
-    lines = definitions(os.path.dirname(file)) if lines is None else lines
-    source, _, number = lines.get(os.path.basename(file), "").rpartition(":")
+    facts = written_programs(os.path.dirname(file)) if facts is None else facts
+    about = facts.get(os.path.basename(file), WrittenProgram())
+    program = program.replace(after_call=about.after_call)
+    source, _, number = about.line.rpartition(":")
     name = _name_in(program, source, base or "") or (source if _is_older(source, file) else "")
     if not name:
         return program
     debug = program.jaxpr.debug_info._replace(func_src_info=f"{program.name} at {name}:{number}")
     return program.replace(jaxpr=replace_jaxpr(program.jaxpr, debug_info=debug))
+
+
+def programs(run: Run) -> dict[str, Program]:
+    """Return the recorded programs of a run by name, those of its first process first."""
+    by_name: dict[str, Program] = {}
+    for compilation in sorted(run.compilations, key=lambda compilation: compilation.process):
+        if compilation.file and compilation.name not in by_name:
+            by_name[compilation.name] = read_program(
+                run.folder, os.path.join(run.folder, compilation.file)
+            )
+    return by_name
+
+
+def every_program(
+    path: str, on_error: Callable[[str, JaxprToolError], None]
+) -> Iterator[tuple[str, Program]]:
+    """Yield the recorded programs of all processes of a run: `step`, `process-1/step`.
+
+    Args:
+        path: The folder of the run.
+        on_error: Receives the names of programs that cannot be read, and why not.
+    """
+    facts = dict[str, Mapping[str, WrittenProgram]]()
+    for compilation in read_run(path).compilations:
+        if not compilation.file:
+            continue
+        process = os.path.join(path, os.path.dirname(compilation.file))
+        if process not in facts:
+            facts[process] = written_programs(process)
+        name = compilation.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
+        try:
+            program = read_program(path, os.path.join(path, compilation.file), facts[process])
+        except JaxprToolError as error:
+            on_error(name, error)
+            continue
+        yield name, program
 
 
 def _name_in(program: Program, source: str, base: str) -> str:
@@ -115,15 +153,35 @@ def _name_in(program: Program, source: str, base: str) -> str:
     return ""
 
 
-def definitions(process: str) -> dict[str, str]:
-    """Return the line at which the function of each program of a process is defined, by file.
+class WrittenProgram(NamedTuple):
+    """What the events of a process say of a program that it wrote.
+
+    Attributes:
+        line: The line at which its function is defined: `/home/me/train.py:24`; "" if unknown.
+        after_call: What the caller did with its arguments, as in `Program`.
+    """
+
+    line: str = ""
+    after_call: tuple[tuple[str, Literal["dropped", "kept"]], ...] = ()
+
+
+def written_programs(process: str) -> dict[str, WrittenProgram]:
+    """Return what the events of a process say of its programs, by file.
 
     Args:
         process: The folder of the process.
     """
-    events = (event for event in folder.read_events(process) if event.get("file"))
-    places = {event["file"]: event.get("defined") or ("", 0) for event in events}
-    return {file: f"{source}:{line}" for file, (source, line) in places.items() if source}
+    written = dict[str, WrittenProgram]()
+    for event in folder.read_events(process):
+        if event.get("file"):
+            source, line = event.get("defined") or ("", 0)
+            written[event["file"]] = WrittenProgram(f"{source}:{line}" if source else "")
+        elif event.get("event") == "after_call":
+            file = f"{event['program']}.jaxpr"
+            about = written.get(file, WrittenProgram())
+            fates = (*about.after_call, *event["fates"].items())
+            written[file] = about._replace(after_call=fates)
+    return written
 
 
 def _is_older(source: str, file: str) -> bool:

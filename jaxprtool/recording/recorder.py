@@ -96,6 +96,7 @@ class Recorder:
         self._compilations: Counter[str] = Counter()
         self._cleared = 0
         self._cleared_line = FileLine("", 0)
+        self._fates = ArgumentFates(self._sites)
 
     @contextlib.contextmanager
     def recording(
@@ -124,6 +125,8 @@ class Recorder:
             self._clock.stop()
         if self._steps is not None:
             self._steps.stop()
+        self._write_fates()
+        self._fates.stop()
         self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
         self._stopped = True
         self._folder.close()
@@ -201,6 +204,7 @@ class Recorder:
             else:
                 event |= self._program(lowering, function, site)
             self._write(event)
+        self._write_fates()
         return _WrittenEvent(number, str(event.get("program", lowering.name)))
 
     def compiled(self, lowered: _WrittenEvent, times: CompileTimes) -> None:
@@ -345,6 +349,8 @@ class Recorder:
         }
         if self.settings.programs:
             event |= self._written(program, f"{stem}.jaxpr")
+            if call is not None and "file" in event and lowering.error is None:
+                self._fates.watch(stem, program, call.flat, site.user)
         return event
 
     def _written(self, program: Program, file: str) -> dict[str, Any]:
@@ -458,6 +464,11 @@ class Recorder:
         if not self._stopped:
             self._stopped = True
             print(f"jaxprtool: recording stopped: {error.message}", file=sys.stderr)
+
+    def _write_fates(self) -> None:
+        """Write what callers have done with arguments since the last time."""
+        for program, fates in self._fates.taken().items():
+            self._write({"event": "after_call", "program": program, "fates": fates})
 
     def _counter(self, about: dict[str, Any]) -> int | None:
         """Return a new counter, and write what it counts."""
@@ -828,3 +839,64 @@ def _kind(file: str) -> int:
     if file.startswith("<frozen ") or not is_users_file(file):
         return 0
     return 1 if is_installed(file) else 2
+
+
+# --- arguments after a call -----------------------------------------------------------------------
+# Find out whether the caller of a function drops its arguments in the line of the call.
+#
+# In `state = step(state)`, the last reference to the old state goes away in this line, so that it
+# could have been donated. Only the calls that compile are watched, by weak references: other calls
+# do not pass through Python.
+
+#: Programs whose watched arguments have fewer bytes in total are not watched.
+_LEAST_WATCHED = 1 << 20
+
+
+class ArgumentFates:
+    """Watches arguments that have the type of a result, and notes where they are freed.
+
+    Args:
+        sites: Finds the line that is running.
+    """
+
+    def __init__(self, sites: CallSites) -> None:
+        self._sites = sites
+        self._references = dict[int, weakref.ref[Any]]()  # by identity: arrays have no hash
+        # A reference may die in the garbage collector, which may run in any function: while this
+        # list is appended to, no lock is needed, as there would be to write an event.
+        self._freed: list[tuple[str, str, bool]] = []
+
+    def watch(self, program_name: str, program: Program, flat: Sequence[Any], at: FileLine) -> None:
+        """Watch the arguments of a call at a line, which has lowered a program."""
+        if len(flat) != len(program.arg_names):
+            return
+        kinds = {(aval.shape, aval.dtype) for aval in program.out_avals if hasattr(aval, "dtype")}
+        watched = [
+            (name, leaf)
+            for name, leaf in zip(program.arg_names, flat, strict=True)
+            if isinstance(leaf, jax.Array) and (leaf.shape, leaf.dtype) in kinds
+        ]
+        if sum(leaf.nbytes for _, leaf in watched) < _LEAST_WATCHED:
+            return
+        for name, leaf in watched:
+            reference = weakref.ref(leaf, self._note(program_name, name, at))
+            self._references[id(reference)] = reference
+
+    def _note(self, program: str, name: str, at: FileLine) -> Callable[[weakref.ref[Any]], None]:
+        def freed(reference: weakref.ref[Any]) -> None:
+            self._references.pop(id(reference), None)
+            self._freed.append((program, name, self._sites.here().user == at))
+
+        return freed
+
+    def stop(self) -> None:
+        """Watch no longer: at the end of the process, arguments are freed without a line."""
+        self._references.clear()
+
+    def taken(self) -> dict[str, dict[str, str]]:
+        """Return what callers did with arguments, by program and name, once."""
+        freed, self._freed = self._freed, []
+        fates: dict[str, dict[str, str]] = {}
+        for program, name, is_dropped in freed:
+            fates.setdefault(program, {})[name] = "dropped" if is_dropped else "kept"
+        return fates

@@ -142,7 +142,7 @@ def _of_programs(session: Session, select: Iterable[str], ignore: Iterable[str])
 def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:
     """Return the findings in all programs of a run; print a note on unreadable programs."""
     from jaxprtool.commands.lint.lint import lint_programs
-    from jaxprtool.commands.record.record import every_program
+    from jaxprtool.recording.read import every_program
 
     settings = {
         "-p": session.passes,

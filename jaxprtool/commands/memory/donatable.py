@@ -9,7 +9,7 @@ results have the types and paths of its leaves, and no other argument fits them 
 results must be new values of the leaves: computed from them element by element, or by replacing
 elements. Gradients have the types and paths of parameters too, but are computed in a backward pass.
 An argument that the recorded caller dropped in the line of its call needs only results of its
-types.
+types. One that it kept is left out.
 """
 
 from __future__ import annotations
@@ -120,10 +120,12 @@ def _chosen(
 ) -> list[_DonationCandidate]:
     """Return the arguments that are not donated, and whose new values are results."""
     donated = [option.donated for option in options.of_arguments(program.arguments)]
+    fates = dict(program.after_call)
+    kept = {i for i, name in enumerate(program.arg_names) if fates.get(name) == "kept"}
     free = [
         argument
         for argument in _arguments(program)
-        if argument.leaves and not any(donated[i] for i in argument.leaves)
+        if argument.leaves and not any(donated[i] or i in kept for i in argument.leaves)
     ]
     taken = set(donations(program).by_result)
     chosen, candidates = [], list[tuple[_DonationCandidate, list[tuple[int, ...]]]]()
@@ -192,13 +194,13 @@ def _arguments(program: Program) -> list[_DonationCandidate]:
     ends = list(accumulate(counts))
     firsts = [path_parts(name)[0] for name in program.arg_names]
     owners = Counter(first for first, _ in {(firsts[end - 1], end) for end in ends if end})
-    arguments = []
+    fates, arguments = dict(program.after_call), []
     for number, (count, end) in enumerate(zip(counts, ends, strict=True)):
         leaves = range(end - count, end)
         names = {firsts[i] for i in leaves}
         name = names.pop() if len(names) == 1 else ""
         name = name if owners[name] == 1 else f"argument {number}"  # as in `def f(*args)`
-        is_dropped = all(program.arg_names[i] in program.dropped for i in leaves)
+        is_dropped = all(fates.get(program.arg_names[i]) == "dropped" for i in leaves)
         is_positional = number < len(positional)
         arguments.append(
             _DonationCandidate(name, number if is_positional else None, leaves, is_dropped)

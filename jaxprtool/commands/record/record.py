@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
 from jaxprtool.recording.folder import Settings, require_until
-from jaxprtool.recording.read import definitions, read_about, read_program, read_run
+from jaxprtool.recording.read import programs, read_about, read_program, read_run
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
 
@@ -153,42 +153,6 @@ def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
     finally:
         ending = {"seconds": time.time() - settings.start, "exit_code": code, "pid": os.getpid()}
         folder.write_json_file(os.path.join(where, folder.RUN), about | ending)
-
-
-def programs(run: Run) -> dict[str, Program]:
-    """Return the recorded programs of a run by name, those of its first process first."""
-    by_name: dict[str, Program] = {}
-    for compilation in sorted(run.compilations, key=lambda compilation: compilation.process):
-        if compilation.file and compilation.name not in by_name:
-            by_name[compilation.name] = read_program(
-                run.folder, os.path.join(run.folder, compilation.file)
-            )
-    return by_name
-
-
-def every_program(
-    path: str, on_error: Callable[[str, JaxprToolError], None]
-) -> Iterator[tuple[str, Program]]:
-    """Yield the recorded programs of all processes of a run: `step`, `process-1/step`.
-
-    Args:
-        path: The folder of the run.
-        on_error: Receives the names of programs that cannot be read, and why not.
-    """
-    lines = dict[str, Mapping[str, str]]()
-    for compilation in read_run(path).compilations:
-        if not compilation.file:
-            continue
-        process = os.path.join(path, os.path.dirname(compilation.file))
-        if process not in lines:
-            lines[process] = definitions(process)
-        name = compilation.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
-        try:
-            program = read_program(path, os.path.join(path, compilation.file), lines[process])
-        except JaxprToolError as error:
-            on_error(name, error)
-            continue
-        yield name, program
 
 
 def finished(path: str) -> Run:

@@ -77,7 +77,7 @@ def test_which_of_two_alike_arguments_is_the_old_state_is_unknown():
 def test_an_argument_that_the_caller_drops_needs_only_a_result_of_its_type():
     program = jaxprtool.trace(jax.jit(lambda x, y: x * jnp.sin(y)), W, W)
     assert donatable(program) is None
-    entry = donatable(program.replace(dropped=("y",)))
+    entry = donatable(program.replace(after_call=(("y", "dropped"),)))
     assert entry.arguments == ("y",) and entry.is_dropped and entry.saved_bytes == 4 << 20
 
 
@@ -89,3 +89,8 @@ def test_an_argument_that_is_placed_otherwise_is_not_donated():
     )
     placed = jax.jit(momentum, in_shardings=here, out_shardings=there)
     assert donatable(jaxprtool.trace(placed, STATE, X)) is None
+
+
+def test_an_argument_that_the_caller_keeps_is_not_donated():
+    program = jaxprtool.trace(jax.jit(momentum), STATE, X)
+    assert donatable(program.replace(after_call=(("state['w']", "kept"),))) is None

@@ -35,6 +35,8 @@ from jaxprtool.recording.recorded_run import (
     Calls,
     Compilation,
     Function,
+    NextStep,
+    NotFinite,
     OutsideJit,
     Process,
     Run,
@@ -77,6 +79,8 @@ def read_run(path: str) -> Run:
         calls_counted=bool(about.get("calls")),
         files=shown.files,
         unfinished=tuple(u for process in processes for u in _unfinished(process, shown)),
+        not_finite=tuple(reads for process in processes for reads in _not_finite(process, shown)),
+        next_steps=tuple(NextStep(**step) for step in about.get("next_steps", ())),
     )
 
 
@@ -522,6 +526,18 @@ def _unfinished(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[Unfi
         if event["id"] not in ended[_ENDS[phase]]:
             line, seconds = shown.line(event["user"]), process.since(event)
             yield Unfinished(phase, event["name"], line, seconds, process.number)
+
+
+def _not_finite(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[NotFinite]:
+    """Return the lines of a process that read values that are not finite, the first one first."""
+    totals = {
+        (*event["user"], event["instruction"]): (event["count"], event["bad"], event["is_bad"])
+        for event in process.of("reads")
+    }
+    for event in process.of("not_finite"):
+        total = totals.get((*event["user"], event["instruction"]), ())
+        line = shown.line(event["user"])
+        yield NotFinite(line, event["type"], event["is_nan"], event["read"], *total)
 
 
 def _end(process: _ProcessEvents, run: Mapping[str, Any]) -> float | None:

@@ -55,7 +55,7 @@ from jaxprtool.recording.describe import (
     given_argument,
 )
 from jaxprtool.recording.folder import COUNTERS, ProcessFolder, Settings
-from jaxprtool.recording.values import ObjectNumbers
+from jaxprtool.recording.values import ObjectNumbers, array_type_text
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
 _LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.lax.cond"}
@@ -97,6 +97,7 @@ class Recorder:
         self._cleared = 0
         self._cleared_line = FileLine("", 0)
         self._fates = ArgumentFates(self._sites)
+        self._reads = FiniteReads()
 
     @contextlib.contextmanager
     def recording(
@@ -127,6 +128,8 @@ class Recorder:
             self._steps.stop()
         self._write_fates()
         self._fates.stop()
+        for event in self._reads.totals():
+            self._write(event)
         self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
         self._stopped = True
         self._folder.close()
@@ -223,10 +226,13 @@ class Recorder:
         self._cleared += 1
         self._cleared_line = self._sites.here().user
 
-    def waited(self, array: jax.Array, seconds: float) -> None:
-        line = self._sites.here().user
+    def waited(self, array: jax.Array, value: Any, seconds: float) -> None:
+        site = self._sites.here()
+        line = site.user
         if not line.file:
             return  # a wait inside JAX, as for a callback
+        for event in self._reads.read(site, array, value):
+            self._write(event)
         if line not in self._waits:
             self._waits[line] = self._counter({"of": "to_host", "user": line})
         counter = self._waits[line]
@@ -799,10 +805,12 @@ class CallSite(NamedTuple):
     Attributes:
         user: The nearest line of the user's code, or of a library if there is none.
         library: The innermost line of a library called from there; without a file if there is none.
+        instruction: The instruction of the user's line, which tells its calls apart.
     """
 
     user: FileLine
     library: FileLine
+    instruction: int = 0
 
 
 NOWHERE = FileLine("", 0)
@@ -827,7 +835,7 @@ class CallSites:
             if kind is None:
                 kind = self._kinds[file] = _kind(file)
             if kind == 2:
-                return CallSite(FileLine(file, frame.f_lineno), library)
+                return CallSite(FileLine(file, frame.f_lineno), library, frame.f_lasti)
             if kind == 1 and not library.file:
                 library = FileLine(file, frame.f_lineno)
             frame = frame.f_back
@@ -900,3 +908,80 @@ class ArgumentFates:
         for program, name, is_dropped in freed:
             fates.setdefault(program, {})[name] = "dropped" if is_dropped else "kept"
         return fates
+
+
+# --- values that the script reads -----------------------------------------------------------------
+# Look for NaN and infinities in the values that the script reads, such as a loss that it prints.
+#
+# A value is on the host when it is read, so that a look at it costs a microsecond. One that the
+# script has read already is not seen again.
+
+#: Larger arrays are not looked at, in elements. Infinities count only in single numbers, since
+#: arrays such as masks have them on purpose.
+_MOST_READ = 1 << 18
+
+#: The kinds of dtypes of floats: "V" is that of the small floats of ML.
+_FLOATS = "fcV"
+
+
+@dataclass(slots=True)
+class _ReadsOfCall:
+    """The values that one call of a line has read.
+
+    Attributes:
+        count: Their number.
+        bad: The number of those that are not finite.
+        is_bad: Whether the last one is not finite.
+    """
+
+    count: int = 0
+    bad: int = 0
+    is_bad: bool = False
+
+
+class FiniteReads:
+    """Counts the values that are read, and those that are not finite."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[FileLine, int], _ReadsOfCall] = {}
+
+    def read(self, site: CallSite, array: jax.Array, value: Any) -> Iterator[dict[str, Any]]:
+        """Yield an event for the first value of a call that is not finite."""
+        if array.dtype.kind not in _FLOATS or getattr(value, "size", 1) > _MOST_READ:
+            return
+        place = site.user, site.instruction
+        reads = self._calls.get(place)
+        if reads is None:
+            reads = self._calls[place] = _ReadsOfCall()
+        reads.count += 1
+        try:
+            is_nan, reads.is_bad = False, not np.isfinite(value).all()
+            if reads.is_bad:
+                is_nan = bool(np.isnan(value).any())
+                reads.is_bad = is_nan or array.size == 1
+        except TypeError:  # a dtype that NumPy cannot check
+            return
+        if reads.is_bad:
+            reads.bad += 1
+            if reads.bad == 1:
+                yield {
+                    "event": "not_finite",
+                    "user": site.user,
+                    "instruction": site.instruction,
+                    "read": reads.count,
+                    "is_nan": is_nan,
+                    "type": array_type_text(array),
+                }
+
+    def totals(self) -> Iterator[dict[str, Any]]:
+        """Yield an event for each call that has read a value that is not finite."""
+        for (line, instruction), reads in self._calls.items():
+            if reads.bad:
+                yield {
+                    "event": "reads",
+                    "user": line,
+                    "instruction": instruction,
+                    "count": reads.count,
+                    "bad": reads.bad,
+                    "is_bad": reads.is_bad,
+                }

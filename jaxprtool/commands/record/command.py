@@ -100,8 +100,11 @@ def record_command(
     """Run a script; record what JAX compiles, and why it recompiles.
 
     The script runs unchanged, and its exit code is that of this command. Each recorded program is a
-    TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints
-    the summary again.
+    TARGET of all commands: run/step, or run/step@2 for its second compilation.
+
+    The summary ends with what to do, and the commands for it: values that the script read and that
+    are NaN, findings of lint, states that could be donated, and functions that were compiled again.
+    `show run/` prints it again; `lint run/` and `report run/` say more.
 
     [bold]Examples[/]
 
@@ -135,9 +138,10 @@ def record_command(
     reader.start()
     ended = launch.run_recorded(words, settings)
     reader.join()
+    from jaxprtool.commands.lint.command import configured_codes
     from jaxprtool.commands.record.record import finished
 
-    run = finished(path)
+    run = finished(path, configured_codes())
     _note_missing(kept, run)
     _say(run, path, top, all, json)
     if profile:
@@ -211,6 +215,7 @@ def _say_profile(path: str, top: int | None) -> None:
 
 
 def _import_reader() -> None:
+    import jaxprtool.commands.record.next_steps
     import jaxprtool.commands.record.record  # noqa: F401
 
 

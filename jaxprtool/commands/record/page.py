@@ -26,6 +26,7 @@ from jaxprtool.commands.record.table import (
     recompiled,
     run_facts,
     run_notes,
+    step_text,
     times_of,
     warnings,
 )
@@ -300,6 +301,7 @@ class _Page:
                 rows=rows,
                 parts=[self._part(function) for function in run.functions],
                 listings=list(self._listings.values()),
+                steps=self._steps_table(),
                 reasons=self._reasons_table(),
                 tables=list(self._tables()),
                 left_out=len(run.compilations) - len(self._listings),
@@ -482,6 +484,29 @@ class _Page:
         columns = (("function", False), ("what differs", False), ("times", True), ("line", False))
         return _table("Compiled more than once, and why", columns, rows) if rows else None
 
+    def _steps_table(self) -> Table | None:
+        """Return what to do, with links to the lines and to the functions of the programs."""
+        numbers = {
+            compilation.file.removesuffix(".jaxpr").removeprefix("process-0/"): number
+            for number, function in enumerate(self._run.functions)
+            for compilation in function.compilations
+        }
+        columns = ("line", False), ("finding", False), ("program", False), ("command", False)
+        rows = []
+        for step in self._run.next_steps:
+            number = numbers.get(step.program)
+            link = None if number is None else SourceLink(step.program, "", f"fn{number}")
+            finding = Cell(step_text(replace(step, line="")), below=Cell(step.advice))
+            rows.append(
+                [
+                    self._line(step.line) if step.line else Cell(""),
+                    finding if step.advice not in step.text else Cell(finding.text),
+                    Cell(one_line(step.program, _LONGEST), link=link),
+                    Cell(one_line(step.command, 1000)),
+                ]
+            )
+        return _table("What to do", columns, rows) if rows else None
+
     def _tables(self) -> Iterator[Table]:
         run = self._run
         if run.outside_jit:
@@ -562,6 +587,7 @@ def _lines(run: Run) -> Iterator[tuple[str, float]]:
             yield from ((reason.line, 0.0) for reason in compilation.reasons)
     yield from ((computation.line, computation.seconds) for computation in run.outside_jit)
     yield from ((transfer.line, 0.0) for transfer in run.transfers)
+    yield from ((step.line, 0.0) for step in run.next_steps)
 
 
 def _seconds(seconds: float | None) -> Cell:

@@ -6,18 +6,28 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
 from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
 from jaxprtool.recording.folder import Settings, require_until
-from jaxprtool.recording.read import programs, read_about, read_program, read_run
+from jaxprtool.recording.read import (
+    WrittenProgram,
+    programs,
+    read_about,
+    read_program,
+    read_run,
+    written_programs,
+)
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
 
@@ -30,6 +40,13 @@ if TYPE_CHECKING:
 
 #: The width of differences on the page of a run, in characters.
 _DIFF_WIDTH = 100
+
+
+#: The part of the time of a run that `lint` may take at its end.
+MOST_OF_RUN = 0.1
+
+#: The codes of `lint` to select, and to ignore.
+Codes: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
 
 class Recording:
@@ -155,9 +172,13 @@ def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
         folder.write_json_file(os.path.join(where, folder.RUN), about | ending)
 
 
-def finished(path: str) -> Run:
-    """Write the page and the trace of a run, and return the run."""
-    from jaxprtool.commands.record import page as pages
+def finished(path: str, codes: Codes = ((), ())) -> Run:
+    """Write the page and the trace of a run that has ended, and return the run.
+
+    Args:
+        path: The folder of the run.
+        codes: The codes of `lint` to select, and to ignore.
+    """
     from jaxprtool.recording.trace import perfetto
 
     run, about = read_run(path), read_about(path)
@@ -166,17 +187,60 @@ def finished(path: str) -> Run:
     folder.write_json_file(os.path.join(path, folder.RUN), about | {"digests": digests})
     with file_written_whole(os.path.join(path, folder.TRACE)) as file:
         file.write(perfetto(run).encode())
+    return written_page(path, os.path.join(path, folder.PAGE), codes, most_of_run=MOST_OF_RUN)
+
+
+def written_page(path: str, page: str, codes: Codes = ((), ()), most_of_run: float = inf) -> Run:
+    """Find out what to do about a run, write its page, and return the run.
+
+    Args:
+        path: The folder of the run.
+        page: The file of the page.
+        codes: The codes of `lint` to select, and to ignore.
+        most_of_run: The part of the time of the run that `lint` may take.
+    """
+    from jaxprtool.commands.record import page as pages
+    from jaxprtool.commands.record.next_steps import next_steps
+
+    run, about = read_run(path), read_about(path)
+    read = _ReadPrograms(run, pages.with_listing(run))
+    run = replace(run, next_steps=next_steps(run, read, codes, most_of_run))
+    steps = [as_json(step) for step in run.next_steps]
+    folder.write_json_file(os.path.join(path, folder.RUN), about | {"next_steps": steps})
     details = {}
     for compilation in pages.with_listing(run):
         with contextlib.suppress(JaxprToolError):  # a plug-in of the script's is missing here
-            details[compilation.file] = _details(
-                read_program(path, os.path.join(path, compilation.file))
-            )
-    texts = dict(_sources(run, digests))
-    page = pages.run_page(run, details, texts, folder.TRACE, dict(_differences(run)))
-    with file_written_whole(os.path.join(path, folder.PAGE)) as file:
-        file.write(page.encode())
+            details[compilation.file] = _details(read(compilation))
+    texts = dict(_sources(run, about.get("digests", {})))
+    is_inside = os.path.dirname(os.path.abspath(page)) == os.path.abspath(path)
+    trace = folder.TRACE if is_inside else ""
+    html = pages.run_page(run, details, texts, trace, dict(_differences(run)))
+    with file_written_whole(page) as file:
+        file.write(html.encode())
     return run
+
+
+class _ReadPrograms:
+    """Reads the programs of compilations; those of the page once."""
+
+    def __init__(self, run: Run, listed: Iterable[Compilation]) -> None:
+        self._path = run.folder
+        self._kept = {compilation.file for compilation in listed}
+        self._facts: dict[str, Mapping[str, WrittenProgram]] = {}
+        self._programs: dict[str, Program] = {}
+
+    def __call__(self, compilation: Compilation) -> Program:
+        """Return the program of a compilation. Raises JaxprToolError if it cannot be read."""
+        file = os.path.join(self._path, compilation.file)
+        process = os.path.dirname(file)
+        if process not in self._facts:
+            self._facts[process] = written_programs(process)
+        if compilation.file in self._programs:
+            return self._programs[compilation.file]
+        program = read_program(self._path, file, self._facts[process])
+        if compilation.file in self._kept:
+            self._programs[compilation.file] = program
+        return program
 
 
 def _details(program: Program) -> Details:
@@ -221,10 +285,11 @@ def _differences(run: Run) -> Iterator[tuple[str, str]]:
 def _sources(run: Run, digests: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield the user's files that lines of a run are in, and their texts.
 
-    A file that was edited while the script ran has no digest: its lines may be others now.
+    A file that was edited while the script ran has no digest: its lines may be others now. Nor are
+    those of a file that was edited later yielded.
     """
     for path, file in run.files.items():
-        if digests.get(file):
+        if digests.get(file) and digests[file] == source_text.source_digest(file):
             with (
                 contextlib.suppress(OSError, UnicodeDecodeError),
                 open(file, encoding="utf-8") as text,

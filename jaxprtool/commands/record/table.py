@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -52,8 +53,8 @@ _ROWS = (
     *(_RowLimits(*sizes, 1, 1) for sizes in ((4, 2), (3, 2), (3, 1), (1, 1))),
 )
 
-#: The maximum number of lines of what to do.
-_MOST_LINES = 10
+#: The maximum number of lines of what to do, and the length at which a finding is cut.
+_MOST_LINES, _LONGEST_STEP = 10, 200
 
 #: The maximum number of lines and names in a sentence.
 _MOST = 4
@@ -299,7 +300,8 @@ def _next_steps(steps: Sequence[NextStep], width: int) -> Group:
     """Return what to do, in at most `_MOST_LINES` lines: findings, and commands to paste."""
     lines = [Text("what to do", style=tables.HEADING)]
     for step in steps:
-        added = [Text(f"  {step_text(step, width - 2)}")]
+        text = textwrap.wrap(step_text(step, _LONGEST_STEP), width - 2, break_on_hyphens=False)
+        added = [Text(f"  {line}") for line in text]
         added += [Text(line, tables.LITERAL) for line in _command_lines(step.command, width)]
         if len(lines) + len(added) > _MOST_LINES:
             break

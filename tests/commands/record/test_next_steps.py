@@ -82,3 +82,15 @@ def test_the_page_links_to_functions_and_lines(recorded):
     section = page.partition('id="steps"')[2].partition("</section>")[0]
     assert "What to do" in section and section.count('href="#fn0"') == 4
     assert "jaxprtool memory" in section and "all 2 values read here are NaN" in section
+
+
+def test_report_writes_the_page_of_a_whole_run(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with jaxprtool.record("run"):
+        jax.jit(lambda x: x + 1)(jnp.ones(3))
+    (tmp_path / "run" / "index.html").unlink()
+    assert cli("report", "run/").code == 0 and (tmp_path / "run" / "index.html").exists()
+    assert cli("report", "run", "-o", "page.html").code == 0
+    assert "1 program" in (tmp_path / "page.html").read_text()
+    failed = cli("report", "run", "-p", "dce")
+    assert failed.code and "run/NAME" in failed.err

@@ -26,7 +26,6 @@ from jaxprtool.commands.record.table import (
     recompiled,
     run_facts,
     run_notes,
-    step_text,
     times_of,
     warnings,
 )
@@ -491,16 +490,15 @@ class _Page:
             for number, function in enumerate(self._run.functions)
             for compilation in function.compilations
         }
-        columns = ("line", False), ("finding", False), ("program", False), ("command", False)
+        columns = ("finding", False), ("program", False), ("command", False)
         rows = []
         for step in self._run.next_steps:
             number = numbers.get(step.program)
             link = None if number is None else SourceLink(step.program, "", f"fn{number}")
-            finding = Cell(step_text(replace(step, line="")), below=Cell(step.advice))
+            place = self._line(step.line) if step.line else None
             rows.append(
                 [
-                    self._line(step.line) if step.line else Cell(""),
-                    finding if step.advice not in step.text else Cell(finding.text),
+                    Cell(one_line(step.text, 2 * _LONGEST), below=place),
                     Cell(one_line(step.program, _LONGEST), link=link),
                     Cell(one_line(step.command, 1000)),
                 ]

@@ -146,8 +146,8 @@ INNER_FLOORS = {
     "execute": "profile stepping|running sandbox",
     "analysis": "kernels points|devices stats",
     "api": "program|jit methods targets vmap",
-    "commands": "outline precision report vmap|opt reduce unzip|check show|lint source|why|run"
-    "|determinism record|diff|bench profile residuals|backends compare cost"
+    "commands": "outline precision report vmap|opt reduce unzip|check show|record|lint source|why"
+    "|run|determinism|diff|bench profile residuals|backends compare cost"
     "|browse emit explain memory nans shapecheck shardings watch",
     "cli": "main|app|errors launch session|options"
     "|completion group_help pipeline_steps printed_results running start"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -76,6 +76,8 @@ class Program:
         bounds: The bounds of arguments that are sizes, or lengths of examples, by name.
         roots: The folders of the TARGET that it was loaded from. Their files are the user's own.
         sharded: The names of arguments that were given with a sharding over several devices.
+        after_call: What the recorded caller did with arguments, by name: "dropped" in the line of
+            its call, as `state` of `state = step(state)`, or "kept" until another line.
     """
 
     name: str
@@ -89,6 +91,7 @@ class Program:
     bounds: tuple[tuple[str, Bound], ...] = ()
     roots: tuple[Root, ...] = ()
     sharded: tuple[str, ...] = ()
+    after_call: tuple[tuple[str, Literal["dropped", "kept"]], ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "jaxpr", as_constants(self.jaxpr))

@@ -169,8 +169,8 @@ class CompileObserver(Protocol):
     def cleared(self, fun: Any) -> None:
         """The caches of a function were cleared, or those of all functions if `fun` is None."""
 
-    def waited(self, array: jax.Array, seconds: float) -> None:
-        """Python has read the values of an array."""
+    def waited(self, array: jax.Array, value: Any, seconds: float) -> None:
+        """Python has read the values of an array, or one of them."""
 
     def failed(self, error: Exception) -> None:
         """The observer itself raised an exception."""
@@ -474,7 +474,7 @@ class _Hooks:
                 return read(array)
             clock = time.perf_counter()
             result = read(array)
-            self._waited(array, clock)
+            self._waited(array, result, clock)
             return result
 
         return property(value)
@@ -487,14 +487,14 @@ class _Hooks:
             waits, clock = self.state.waits, time.perf_counter()
             result = original(array, *args)
             if self.state.waits == waits:
-                self._waited(array, clock)
+                self._waited(array, result, clock)
             return result
 
         return item
 
-    def _waited(self, array: Any, clock: float) -> None:
+    def _waited(self, array: Any, value: Any, clock: float) -> None:
         self.state.waits += 1
-        self.tell(self.observer.waited, array, time.perf_counter() - clock)
+        self.tell(self.observer.waited, array, value, time.perf_counter() - clock)
 
 
 def _is_made_of(jaxpr: Any, call: TransformedCall | None) -> bool:

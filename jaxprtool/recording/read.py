@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from jaxprtool.errors import TargetError, did_you_mean
+from jaxprtool.errors import JaxprToolError, TargetError, did_you_mean
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural
@@ -35,6 +35,8 @@ from jaxprtool.recording.recorded_run import (
     Calls,
     Compilation,
     Function,
+    NextStep,
+    NotFinite,
     OutsideJit,
     Process,
     Run,
@@ -82,6 +84,8 @@ def read_run(path: str) -> Run:
         calls_counted=bool(about.get("calls")),
         files=shown.files,
         unfinished=tuple(u for process in processes for u in _unfinished(process, shown)),
+        not_finite=tuple(reads for process in processes for reads in _not_finite(process, shown)),
+        next_steps=tuple(NextStep(**step) for step in about.get("next_steps", ())),
     )
 
 
@@ -101,13 +105,13 @@ def _merged_digests(processes: Iterable[Iterable[Event]]) -> dict[str, str]:
     return digests
 
 
-def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) -> Program:
+def read_program(run: str, file: str, facts: Mapping[str, WrittenProgram] | None = None) -> Program:
     """Return the program in a file of a run, with the source texts that the run keeps.
 
     Args:
         run: The folder of the run.
         file: The file of the program.
-        lines: The `definitions` of its process, if known.
+        facts: The `written_programs` of its process, if known.
 
     Raises:
         ProgramFileError: If the file is damaged.
@@ -115,13 +119,51 @@ def read_program(run: str, file: str, lines: Mapping[str, str] | None = None) ->
     base = read_about(run).get("folder")
     source_text.use_kept(run)
     program = read(file, Root(base, base) if base else None)
-    lines = definitions(os.path.dirname(file)) if lines is None else lines
-    source, _, number = lines.get(os.path.basename(file), "").rpartition(":")
+    facts = written_programs(os.path.dirname(file)) if facts is None else facts
+    about = facts.get(os.path.basename(file), WrittenProgram())
+    program = program.replace(after_call=about.after_call)
+    source, _, number = about.line.rpartition(":")
     name = _name_in(program, source, base or "") or (source if _is_older(source, file) else "")
     if not name:
         return program
     debug = program.jaxpr.debug_info._replace(func_src_info=f"{program.name} at {name}:{number}")
     return program.replace(jaxpr=replace_jaxpr(program.jaxpr, debug_info=debug))
+
+
+def programs(run: Run) -> dict[str, Program]:
+    """Return the recorded programs of a run by name, those of its first process first."""
+    by_name: dict[str, Program] = {}
+    for compilation in sorted(run.compilations, key=lambda compilation: compilation.process):
+        if compilation.file and compilation.name not in by_name:
+            by_name[compilation.name] = read_program(
+                run.folder, os.path.join(run.folder, compilation.file)
+            )
+    return by_name
+
+
+def every_program(
+    path: str, on_error: Callable[[str, JaxprToolError], None]
+) -> Iterator[tuple[str, Program]]:
+    """Yield the recorded programs of all processes of a run: `step`, `process-1/step`.
+
+    Args:
+        path: The folder of the run.
+        on_error: Receives the names of programs that cannot be read, and why not.
+    """
+    facts = dict[str, Mapping[str, WrittenProgram]]()
+    for compilation in read_run(path).compilations:
+        if not compilation.file:
+            continue
+        process = os.path.join(path, os.path.dirname(compilation.file))
+        if process not in facts:
+            facts[process] = written_programs(process)
+        name = compilation.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
+        try:
+            program = read_program(path, os.path.join(path, compilation.file), facts[process])
+        except JaxprToolError as error:
+            on_error(name, error)
+            continue
+        yield name, program
 
 
 def _name_in(program: Program, source: str, base: str) -> str:
@@ -137,15 +179,35 @@ def _name_in(program: Program, source: str, base: str) -> str:
     return ""
 
 
-def definitions(process: str) -> dict[str, str]:
-    """Return the line at which the function of each program of a process is defined, by file.
+class WrittenProgram(NamedTuple):
+    """What the events of a process say of a program that it wrote.
+
+    Attributes:
+        line: The line at which its function is defined: `/home/me/train.py:24`; "" if unknown.
+        after_call: What the caller did with its arguments, as in `Program`.
+    """
+
+    line: str = ""
+    after_call: tuple[tuple[str, Literal["dropped", "kept"]], ...] = ()
+
+
+def written_programs(process: str) -> dict[str, WrittenProgram]:
+    """Return what the events of a process say of its programs, by file.
 
     Args:
         process: The folder of the process.
     """
-    events = (event for event in folder.read_events(process) if event.get("file"))
-    places = {event["file"]: event.get("defined") or ("", 0) for event in events}
-    return {file: f"{source}:{line}" for file, (source, line) in places.items() if source}
+    written = dict[str, WrittenProgram]()
+    for event in folder.read_events(process):
+        if event.get("file"):
+            source, line = event.get("defined") or ("", 0)
+            written[event["file"]] = WrittenProgram(f"{source}:{line}" if source else "")
+        elif event.get("event") == "after_call":
+            file = f"{event['program']}.jaxpr"
+            about = written.get(file, WrittenProgram())
+            fates = (*about.after_call, *event["fates"].items())
+            written[file] = about._replace(after_call=fates)
+    return written
 
 
 def _is_older(source: str, file: str) -> bool:
@@ -487,6 +549,18 @@ def _unfinished(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[Unfi
         if event["id"] not in ended[_ENDS[phase]]:
             line, seconds = shown.line(event["user"]), process.since(event)
             yield Unfinished(phase, event["name"], line, seconds, process.number)
+
+
+def _not_finite(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[NotFinite]:
+    """Return the lines of a process that read values that are not finite, the first one first."""
+    totals = {
+        (*event["user"], event["instruction"]): (event["count"], event["bad"], event["is_bad"])
+        for event in process.of("reads")
+    }
+    for event in process.of("not_finite"):
+        total = totals.get((*event["user"], event["instruction"]), ())
+        line = shown.line(event["user"])
+        yield NotFinite(line, event["type"], event["is_nan"], event["read"], *total)
 
 
 def _end(process: _ProcessEvents, run: Mapping[str, Any]) -> float | None:

@@ -242,6 +242,52 @@ class Transfer:
     path: str = ""
 
 
+@dataclass(frozen=True)
+class NotFinite:
+    """Values that a line of the user's read from arrays, of which some are not finite.
+
+    Attributes:
+        line: The line: `train.py:31`.
+        type: The type of the first that is not finite: `f32[]`.
+        is_nan: Whether that one is NaN, or else infinite.
+        first: Its number among the values that this call of the line has read, from 1.
+        count: The number of values read; 0 if the process was killed before it wrote it.
+        bad: The number of those that are not finite; 0 likewise.
+        is_bad: Whether the last value is not finite.
+    """
+
+    line: str
+    type: str
+    is_nan: bool
+    first: int
+    count: int = 0
+    bad: int = 0
+    is_bad: bool = True
+
+
+@document(optional=("line", "advice", "command", "program"))
+@dataclass(frozen=True)
+class NextStep:
+    """What to do about a finding in a run.
+
+    Attributes:
+        kind: What was found: values that are not finite, findings of `lint`, a state that could be
+            donated, a function that was compiled again, or that `lint` was not run.
+        text: The finding, in a phrase.
+        line: Its first line: `train.py:31`.
+        advice: What to do, if that is known.
+        command: The command line to run next.
+        program: The name of the program that it is about: `step`.
+    """
+
+    kind: Literal["not_finite", "lint", "donate", "again", "skipped"]
+    text: str
+    line: str = ""
+    advice: str = ""
+    command: str = ""
+    program: str = ""
+
+
 @document(optional=("ending",))
 @dataclass(frozen=True)
 class Process:
@@ -287,6 +333,8 @@ class Run(Printed):
         calls_counted: Whether calls were counted.
         files: The file of each path that lines show, by its name in `ir.source_text`.
         unfinished: What was not finished at the end.
+        not_finite: The lines that read values that are not finite.
+        next_steps: What to do about the run, the most urgent first.
     """
 
     folder: str
@@ -301,6 +349,8 @@ class Run(Printed):
     calls_counted: bool = False
     files: Mapping[str, str] = field(default_factory=dict)
     unfinished: tuple[Unfinished, ...] = ()
+    not_finite: tuple[NotFinite, ...] = ()
+    next_steps: tuple[NextStep, ...] = ()
 
     @cached_property
     def compilations(self) -> tuple[Compilation, ...]:

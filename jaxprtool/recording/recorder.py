@@ -58,7 +58,7 @@ from jaxprtool.recording.describe import (
 from jaxprtool.recording.folder import COUNTERS, Settings
 from jaxprtool.recording.new_run import ProcessFolder
 from jaxprtool.recording.sources import KeptSources
-from jaxprtool.recording.values import ObjectNumbers
+from jaxprtool.recording.values import ObjectNumbers, array_type_text
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
 _LOOPS = {"while": "jax.lax.while_loop", "scan": "jax.lax.scan", "cond": "jax.lax.cond"}
@@ -99,6 +99,8 @@ class Recorder:
         self._compilations: Counter[str] = Counter()
         self._cleared = 0
         self._cleared_line = FileLine("", 0)
+        self._fates = ArgumentFates(self._sites)
+        self._reads = FiniteReads()
 
     @contextlib.contextmanager
     def recording(
@@ -127,6 +129,10 @@ class Recorder:
             self._clock.stop()
         if self._steps is not None:
             self._steps.stop()
+        self._write_fates()
+        self._fates.stop()
+        for event in self._reads.totals():
+            self._write(event)
         self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
         self._stopped = True
         self._folder.close()
@@ -218,6 +224,7 @@ class Recorder:
             else:
                 event |= self._program(lowering, function, site)
             self._write(event)
+        self._write_fates()
         return _WrittenEvent(number, str(event.get("program", lowering.name)))
 
     def compiled(self, lowered: _WrittenEvent, times: CompileTimes) -> None:
@@ -236,10 +243,13 @@ class Recorder:
         self._cleared += 1
         self._cleared_line = self._sites.here().user
 
-    def waited(self, array: jax.Array, seconds: float) -> None:
-        line = self._sites.here().user
+    def waited(self, array: jax.Array, value: Any, seconds: float) -> None:
+        site = self._sites.here()
+        line = site.user
         if not line.file:
             return  # a wait inside JAX, as for a callback
+        for event in self._reads.read(site, array, value):
+            self._write(event)
         if line not in self._waits:
             self._waits[line] = self._counter({"of": "to_host", "user": line})
         counter = self._waits[line]
@@ -362,6 +372,8 @@ class Recorder:
         }
         if self.settings.programs:
             event |= self._written(program, f"{stem}.jaxpr")
+            if call is not None and "file" in event and lowering.error is None:
+                self._fates.watch(stem, program, call.flat, site.user)
         return event
 
     def _written(self, program: Program, file: str) -> dict[str, Any]:
@@ -475,6 +487,11 @@ class Recorder:
         if not self._stopped:
             self._stopped = True
             print(f"jaxprtool: recording stopped: {error.message}", file=sys.stderr)
+
+    def _write_fates(self) -> None:
+        """Write what callers have done with arguments since the last time."""
+        for program, fates in self._fates.taken().items():
+            self._write({"event": "after_call", "program": program, "fates": fates})
 
     def _counter(self, about: dict[str, Any]) -> int | None:
         """Return a new counter, and write what it counts."""
@@ -814,10 +831,12 @@ class CallSite(NamedTuple):
     Attributes:
         user: The nearest line of the user's code, or of a library if there is none.
         library: The innermost line of a library called from there; without a file if there is none.
+        instruction: The instruction of the user's line, which tells its calls apart.
     """
 
     user: FileLine
     library: FileLine
+    instruction: int = 0
 
 
 NOWHERE = FileLine("", 0)
@@ -848,7 +867,7 @@ class CallSites:
                 if kind == 2:
                     self._seen(file)
             if kind == 2:
-                return CallSite(FileLine(file, frame.f_lineno), library)
+                return CallSite(FileLine(file, frame.f_lineno), library, frame.f_lasti)
             if kind == 1 and not library.file:
                 library = FileLine(file, frame.f_lineno)
             frame = frame.f_back
@@ -860,3 +879,141 @@ def _kind(file: str) -> int:
     if file.startswith("<frozen ") or not is_users_file(file):
         return 0
     return 1 if is_installed(file) else 2
+
+
+# --- arguments after a call -----------------------------------------------------------------------
+# Find out whether the caller of a function drops its arguments in the line of the call.
+#
+# In `state = step(state)`, the last reference to the old state goes away in this line, so that it
+# could have been donated. Only the calls that compile are watched, by weak references: other calls
+# do not pass through Python.
+
+#: Programs whose watched arguments have fewer bytes in total are not watched.
+_LEAST_WATCHED = 1 << 20
+
+
+class ArgumentFates:
+    """Watches arguments that have the type of a result, and notes where they are freed.
+
+    Args:
+        sites: Finds the line that is running.
+    """
+
+    def __init__(self, sites: CallSites) -> None:
+        self._sites = sites
+        self._references = dict[int, weakref.ref[Any]]()  # by identity: arrays have no hash
+        # A reference may die in the garbage collector, which may run in any function: while this
+        # list is appended to, no lock is needed, as there would be to write an event.
+        self._freed: list[tuple[str, str, bool]] = []
+
+    def watch(self, program_name: str, program: Program, flat: Sequence[Any], at: FileLine) -> None:
+        """Watch the arguments of a call at a line, which has lowered a program."""
+        if len(flat) != len(program.arg_names):
+            return
+        kinds = {(aval.shape, aval.dtype) for aval in program.out_avals if hasattr(aval, "dtype")}
+        watched = [
+            (name, leaf)
+            for name, leaf in zip(program.arg_names, flat, strict=True)
+            if isinstance(leaf, jax.Array) and (leaf.shape, leaf.dtype) in kinds
+        ]
+        if sum(leaf.nbytes for _, leaf in watched) < _LEAST_WATCHED:
+            return
+        for name, leaf in watched:
+            reference = weakref.ref(leaf, self._note(program_name, name, at))
+            self._references[id(reference)] = reference
+
+    def _note(self, program: str, name: str, at: FileLine) -> Callable[[weakref.ref[Any]], None]:
+        def freed(reference: weakref.ref[Any]) -> None:
+            self._references.pop(id(reference), None)
+            self._freed.append((program, name, self._sites.here().user == at))
+
+        return freed
+
+    def stop(self) -> None:
+        """Watch no longer: at the end of the process, arguments are freed without a line."""
+        self._references.clear()
+
+    def taken(self) -> dict[str, dict[str, str]]:
+        """Return what callers did with arguments, by program and name, once."""
+        freed, self._freed = self._freed, []
+        fates: dict[str, dict[str, str]] = {}
+        for program, name, is_dropped in freed:
+            fates.setdefault(program, {})[name] = "dropped" if is_dropped else "kept"
+        return fates
+
+
+# --- values that the script reads -----------------------------------------------------------------
+# Look for NaN and infinities in the values that the script reads, such as a loss that it prints.
+#
+# A value is on the host when it is read, so that a look at it costs a microsecond. One that the
+# script has read already is not seen again.
+
+#: Larger arrays are not looked at, in elements. Infinities count only in single numbers, since
+#: arrays such as masks have them on purpose.
+_MOST_READ = 1 << 18
+
+#: The kinds of dtypes of floats: "V" is that of the small floats of ML.
+_FLOATS = "fcV"
+
+
+@dataclass(slots=True)
+class _ReadsOfCall:
+    """The values that one call of a line has read.
+
+    Attributes:
+        count: Their number.
+        bad: The number of those that are not finite.
+        is_bad: Whether the last one is not finite.
+    """
+
+    count: int = 0
+    bad: int = 0
+    is_bad: bool = False
+
+
+class FiniteReads:
+    """Counts the values that are read, and those that are not finite."""
+
+    def __init__(self) -> None:
+        self._calls: dict[tuple[FileLine, int], _ReadsOfCall] = {}
+
+    def read(self, site: CallSite, array: jax.Array, value: Any) -> Iterator[dict[str, Any]]:
+        """Yield an event for the first value of a call that is not finite."""
+        if array.dtype.kind not in _FLOATS or getattr(value, "size", 1) > _MOST_READ:
+            return
+        place = site.user, site.instruction
+        reads = self._calls.get(place)
+        if reads is None:
+            reads = self._calls[place] = _ReadsOfCall()
+        reads.count += 1
+        try:
+            is_nan, reads.is_bad = False, not np.isfinite(value).all()
+            if reads.is_bad:
+                is_nan = bool(np.isnan(value).any())
+                reads.is_bad = is_nan or array.size == 1
+        except TypeError:  # a dtype that NumPy cannot check
+            return
+        if reads.is_bad:
+            reads.bad += 1
+            if reads.bad == 1:
+                yield {
+                    "event": "not_finite",
+                    "user": site.user,
+                    "instruction": site.instruction,
+                    "read": reads.count,
+                    "is_nan": is_nan,
+                    "type": array_type_text(array),
+                }
+
+    def totals(self) -> Iterator[dict[str, Any]]:
+        """Yield an event for each call that has read a value that is not finite."""
+        for (line, instruction), reads in self._calls.items():
+            if reads.bad:
+                yield {
+                    "event": "reads",
+                    "user": line,
+                    "instruction": instruction,
+                    "count": reads.count,
+                    "bad": reads.bad,
+                    "is_bad": reads.is_bad,
+                }

@@ -39,7 +39,7 @@ class Observer:
     def cleared(self, fun):
         pass
 
-    def waited(self, array, seconds):
+    def waited(self, array, value, seconds):
         self.waits.append(array.shape)
 
     def failed(self, error):

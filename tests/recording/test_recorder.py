@@ -661,3 +661,37 @@ def test_a_full_disk_stops_the_recording_and_not_the_script(tmp_path, monkeypatc
     message = capsys.readouterr().err
     assert message.count("recording stopped") == 1
     assert "No space left on device" in message
+
+
+# --- what the caller does with arguments and values ---------------------------------------------
+
+
+@jax.jit
+def halved(state):
+    return {"w": state["w"] * 0.5}
+
+
+def test_arguments_that_the_caller_drops_in_the_line_of_the_call_are_told_from_those_it_keeps(run):
+    with run() as recording:
+        step, other = jax.jit(lambda state: halved(state)), jax.jit(lambda old: halved(old))
+        state = {"w": jnp.ones((512, 512))}
+        state = step(state)
+        new = other(state)
+        state = new
+        small = jax.jit(lambda x: x + 1)(jnp.ones(8))
+        del small
+    fates = [program.after_call for program in recording.programs.values()]
+    assert fates == [(("state['w']", "dropped"),), (("old['w']", "kept"),), ()]
+
+
+def test_the_first_value_that_is_not_finite_is_found_where_the_script_reads_it(run):
+    with run() as recording:
+        scaled = jax.jit(lambda x: x * 10.0)
+        for power in range(30, 42, 2):
+            float(scaled(10.0**power)), float(scaled(1.0))  # two values
+        float(scaled(jnp.nan))  # one value
+        np.asarray(scaled(jnp.array([1.0, jnp.inf])))  # a mask
+    infinite, nan = recording.run.not_finite
+    assert (infinite.line, infinite.is_nan, infinite.type) == (here("# two"), False, "f32[]")
+    assert (infinite.first, infinite.count, infinite.bad, infinite.is_bad) == (5, 6, 2, True)
+    assert (nan.line, nan.is_nan, nan.count) == (here("# one value"), True, 1)

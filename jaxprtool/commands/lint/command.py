@@ -139,11 +139,8 @@ def _of_programs(session: Session, select: Iterable[str], ignore: Iterable[str])
     return lint_programs(session.target, programs, select, ignore)
 
 
-def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:
-    """Return the findings in all programs of a run; print a note on unreadable programs."""
-    from jaxprtool.commands.lint.lint import lint_programs
-    from jaxprtool.commands.record.record import every_program
-
+def require_whole(run: str, session: Session) -> None:
+    """Raise ArgumentsError for options that do not apply to a recorded run of programs."""
     settings = {
         "-p": session.passes,
         "--args": session.function.args,
@@ -152,6 +149,14 @@ def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[
     for option in (option for option, value in settings.items() if value):
         hint = f"give the name of one program: {run}/NAME"
         raise ArgumentsError(f"{option} does not apply to a recorded run of programs", hint)
+
+
+def _of_run(run: str, session: Session, select: Iterable[str], ignore: Iterable[str]) -> Findings:
+    """Return the findings in all programs of a run; print a note on unreadable programs."""
+    from jaxprtool.commands.lint.lint import lint_programs
+    from jaxprtool.recording.read import every_program
+
+    require_whole(run, session)
     failed: dict[str, JaxprToolError] = {}
 
     def programs() -> Iterator[tuple[str, Program]]:

@@ -64,7 +64,8 @@ def memory_command(
     """Estimate the peak memory, and list what is live at the peak.
 
     This estimates what XLA needs after fusion; only --compiled compiles. Each row has the line that
-    makes a value and the equation that reads it last. Similar values share a row.
+    makes a value and the equation that reads it last. Similar values share a row. Below the table
+    are arguments that the function could donate, and by how much the peak would fall.
 
     [bold]Examples[/]
 
@@ -80,6 +81,7 @@ def memory_command(
     picture_format = None if out is None else table.memory_picture_format(out)
     session.start()
     from jaxprtool.commands.memory import table as render
+    from jaxprtool.commands.memory.donatable import donatable
     from jaxprtool.commands.memory.estimate import memory as found_memory
     from jaxprtool.commands.memory.table import compiled_table
 
@@ -93,6 +95,10 @@ def memory_command(
         only_program("--compiled takes", programs)
     session.on_progress("counting")
     estimates = [found_memory(program) for _, program in programs]
+    missing = [
+        donatable(program, estimate)
+        for (_, program), estimate in zip(programs, estimates, strict=True)
+    ]
     if out is not None and picture_format is not None:
         session.on_progress("drawing")
         with output.written_file(out) as file:
@@ -111,12 +117,15 @@ def memory_command(
         from jaxprtool.commands.memory.table import MemoryDocument
 
         first = estimates[0]
-        output.write_json(MemoryDocument(first.peak_bytes, first.at, first.live, estimates, peak))
+        output.write_json(
+            MemoryDocument(first.peak_bytes, first.at, first.live, estimates, peak, missing[0])
+        )
     elif peak is not None:
         output.write_rendered(compiled_table(peak, output.width(), shown))
     else:
         output.write_each(
-            render.memory_table(estimate, output.width(), shown) for estimate in estimates
+            render.memory_table(estimate, output.width(), shown, missing=entry)
+            for estimate, entry in zip(estimates, missing, strict=True)
         )
     if most is not None:
         require_within(most, [peak] if peak is not None else estimates)

@@ -201,8 +201,10 @@ def _donated(
     free_from, late = dict[int, int](), list[LiveBuffer]()
     for result in schedule.results:
         if result.value in arguments:
-            last = free_from[result.value] = schedule.last_read[arguments[result.value]]
-            if result.start < last or (result.start == last and not schedule.in_place(result)):
+            argument = arguments[result.value]
+            last = free_from[result.value] = schedule.last_read[argument]
+            in_place = schedule.in_place(result) or schedule.carries(argument, result.value)
+            if result.start < last or (result.start == last and not in_place):
                 late.append(LiveBuffer(result.value, result.size, result.start, last))
     return free_from, late
 
@@ -357,6 +359,19 @@ class KernelSchedule:
     def in_place(self, buffer: LiveBuffer) -> bool:
         """Return True if a value may be written to the memory of an operand that is read last."""
         return self.writes_in_place(self.kernels.nodes[self.kernels.defined_by[buffer.value]])
+
+    def carries(self, start: int, value: int) -> bool:
+        """Return True if a value is the last value of a loop's carry that begins as another one.
+
+        The loop computes in the memory of the first value if that is not needed afterwards.
+        """
+        node = self.kernels.nodes[self.kernels.defined_by[value]]
+        if node.held is None or node.held.kind != "loop":
+            return False
+        return any(
+            node.places[operand] == start and node.makes[result] == value
+            for operand, result in node.held.carried
+        )
 
     def writes_in_place(self, node: KernelNode) -> bool:
         """Return True if a kernel may write to the memory of an operand that it reads last.

@@ -107,9 +107,13 @@ def record_command(
     """Run a script; record what JAX compiles, and why it recompiles.
 
     The script runs unchanged, and its exit code is that of this command. Each recorded program is a
-    TARGET of all commands: run/step, or run/step@2 for its second compilation. `show run/` prints
-    the summary again. `run/` is the newest run: an older one is renamed to run-1/, run-2/, …, so
-    that `diff run-1/step run/step` shows what an edit has changed.
+    TARGET of all commands: run/step, or run/step@2 for its second compilation. `run/` is the newest
+    run: an older one is renamed to run-1/, run-2/, …, so that `diff run-1/step run/step` shows what
+    an edit has changed.
+
+    The summary ends with what to do, and the commands for it: values that the script read and that
+    are NaN, findings of lint, states that could be donated, and functions that were compiled again.
+    `show run/` prints it again; `lint run/` and `report run/` say more.
 
     [bold]Examples[/]
 
@@ -150,9 +154,10 @@ def record_command(
             new.undo()
             raise
         reader.join()
+        from jaxprtool.commands.lint.command import configured_codes
         from jaxprtool.commands.record.record import finished
 
-        run = finished(path)
+        run = finished(path, configured_codes())
     _note_missing(kept, run)
     _say(run, path, top, all, json)
     if profile:
@@ -234,6 +239,7 @@ def _say_profile(path: str, top: int | None) -> None:
 
 
 def _import_reader() -> None:
+    import jaxprtool.commands.record.next_steps
     import jaxprtool.commands.record.record  # noqa: F401
 
 

@@ -300,6 +300,7 @@ class _Page:
                 rows=rows,
                 parts=[self._part(function) for function in run.functions],
                 listings=list(self._listings.values()),
+                steps=self._steps_table(),
                 reasons=self._reasons_table(),
                 tables=list(self._tables()),
                 left_out=len(run.compilations) - len(self._listings),
@@ -482,6 +483,28 @@ class _Page:
         columns = (("function", False), ("what differs", False), ("times", True), ("line", False))
         return _table("Compiled more than once, and why", columns, rows) if rows else None
 
+    def _steps_table(self) -> Table | None:
+        """Return what to do, with links to the lines and to the functions of the programs."""
+        numbers = {
+            compilation.file.removesuffix(".jaxpr").removeprefix("process-0/"): number
+            for number, function in enumerate(self._run.functions)
+            for compilation in function.compilations
+        }
+        columns = ("finding", False), ("program", False), ("command", False)
+        rows = []
+        for step in self._run.next_steps:
+            number = numbers.get(step.program)
+            link = None if number is None else SourceLink(step.program, "", f"fn{number}")
+            place = self._line(step.line) if step.line else None
+            rows.append(
+                [
+                    Cell(one_line(step.text, 2 * _LONGEST), below=place),
+                    Cell(one_line(step.program, _LONGEST), link=link),
+                    Cell(one_line(step.command, 1000)),
+                ]
+            )
+        return _table("What to do", columns, rows) if rows else None
+
     def _tables(self) -> Iterator[Table]:
         run = self._run
         if run.outside_jit:
@@ -562,6 +585,7 @@ def _lines(run: Run) -> Iterator[tuple[str, float]]:
             yield from ((reason.line, 0.0) for reason in compilation.reasons)
     yield from ((computation.line, computation.seconds) for computation in run.outside_jit)
     yield from ((transfer.line, 0.0) for transfer in run.transfers)
+    yield from ((step.line, 0.0) for step in run.next_steps)
 
 
 def _seconds(seconds: float | None) -> Cell:

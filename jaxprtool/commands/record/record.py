@@ -7,19 +7,29 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
 from jaxprtool.ir import source_text
+from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
 from jaxprtool.recording.folder import Settings, require_until
 from jaxprtool.recording.new_run import NewRun, new_run
-from jaxprtool.recording.read import definitions, read_about, read_program, read_run
+from jaxprtool.recording.read import (
+    WrittenProgram,
+    programs,
+    read_about,
+    read_program,
+    read_run,
+    written_programs,
+)
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
 from jaxprtool.recording.sources import KeptSources
@@ -37,6 +47,12 @@ _DIFF_WIDTH = 100
 
 #: The recordings of this process, whose folders may be renamed.
 _recordings: weakref.WeakSet[Recording] = weakref.WeakSet()
+
+#: The part of the time of a run that `lint` may take at its end.
+MOST_OF_RUN = 0.1
+
+#: The codes of `lint` to select, and to ignore.
+Codes: TypeAlias = tuple[Sequence[str], Sequence[str]]
 
 
 class Recording:
@@ -174,45 +190,13 @@ def _recorded(where: str, settings: Settings) -> Iterator[Recording]:
         folder.write_json_file(os.path.join(where, folder.RUN), about | ending)
 
 
-def programs(run: Run) -> dict[str, Program]:
-    """Return the recorded programs of a run by name, those of its first process first."""
-    by_name: dict[str, Program] = {}
-    for compilation in sorted(run.compilations, key=lambda compilation: compilation.process):
-        if compilation.file and compilation.name not in by_name:
-            by_name[compilation.name] = read_program(
-                run.folder, os.path.join(run.folder, compilation.file)
-            )
-    return by_name
-
-
-def every_program(
-    path: str, on_error: Callable[[str, JaxprToolError], None]
-) -> Iterator[tuple[str, Program]]:
-    """Yield the recorded programs of all processes of a run: `step`, `process-1/step`.
+def finished(path: str, codes: Codes = ((), ())) -> Run:
+    """Write the page and the trace of a run that has ended, and return the run.
 
     Args:
         path: The folder of the run.
-        on_error: Receives the names of programs that cannot be read, and why not.
+        codes: The codes of `lint` to select, and to ignore.
     """
-    lines = dict[str, Mapping[str, str]]()
-    for compilation in read_run(path).compilations:
-        if not compilation.file:
-            continue
-        process = os.path.join(path, os.path.dirname(compilation.file))
-        if process not in lines:
-            lines[process] = definitions(process)
-        name = compilation.file.removesuffix(".jaxpr").removeprefix(f"{folder.PREFIX}0/")
-        try:
-            program = read_program(path, os.path.join(path, compilation.file), lines[process])
-        except JaxprToolError as error:
-            on_error(name, error)
-            continue
-        yield name, program
-
-
-def finished(path: str) -> Run:
-    """Write the page and the trace of a run, and return the run."""
-    from jaxprtool.commands.record import page as pages
     from jaxprtool.recording.trace import perfetto
 
     run, about = read_run(path), read_about(path)
@@ -224,21 +208,73 @@ def finished(path: str) -> Run:
     folder.write_json_file(os.path.join(path, folder.RUN), about | {"digests": digests})
     with file_written_whole(os.path.join(path, folder.TRACE)) as file:
         file.write(perfetto(run).encode())
+    return written_page(path, os.path.join(path, folder.PAGE), codes, most_of_run=MOST_OF_RUN)
+
+
+def written_page(path: str, page: str, codes: Codes = ((), ()), most_of_run: float = inf) -> Run:
+    """Find out what to do about a run, write its page, and return the run.
+
+    Args:
+        path: The folder of the run.
+        page: The file of the page.
+        codes: The codes of `lint` to select, and to ignore.
+        most_of_run: The part of the time of the run that `lint` may take.
+    """
+    from jaxprtool.commands.record import page as pages
+    from jaxprtool.commands.record.next_steps import next_steps
+
+    run, about = read_run(path), read_about(path)
+    read = _ReadPrograms(run, pages.with_listing(run))
+    run = replace(run, next_steps=next_steps(run, read, codes, most_of_run))
+    steps = [as_json(step) for step in run.next_steps]
+    folder.write_json_file(os.path.join(path, folder.RUN), about | {"next_steps": steps})
     details = {}
     for compilation in pages.with_listing(run):
         with contextlib.suppress(JaxprToolError):  # a plug-in of the script's is missing here
-            details[compilation.file] = _details(
-                read_program(path, os.path.join(path, compilation.file))
-            )
-    texts = {
+            details[compilation.file] = _details(read(compilation))
+    is_inside = os.path.dirname(os.path.abspath(page)) == os.path.abspath(path)
+    trace = folder.TRACE if is_inside else ""
+    html = pages.run_page(run, details, _texts(run, about), trace, dict(_differences(run)))
+    with file_written_whole(page) as file:
+        file.write(html.encode())
+    return run
+
+
+def _texts(run: Run, about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the texts of the user's files that lines of a run are in, as they were recorded.
+
+    A file that was edited while the script ran has no digest: its lines may be others now.
+    """
+    digests = about.get("digests", {})
+    users = {file: name for file, name in run.files.items() if not is_installed(name)}
+    return {
         file: text
         for file, name in users.items()
         if digests.get(name, name) and (text := source_text.file_text(name))
     }
-    page = pages.run_page(run, details, texts, folder.TRACE, dict(_differences(run)))
-    with file_written_whole(os.path.join(path, folder.PAGE)) as file:
-        file.write(page.encode())
-    return run
+
+
+class _ReadPrograms:
+    """Reads the programs of compilations; those of the page once."""
+
+    def __init__(self, run: Run, listed: Iterable[Compilation]) -> None:
+        self._path = run.folder
+        self._kept = {compilation.file for compilation in listed}
+        self._facts: dict[str, Mapping[str, WrittenProgram]] = {}
+        self._programs: dict[str, Program] = {}
+
+    def __call__(self, compilation: Compilation) -> Program:
+        """Return the program of a compilation. Raises JaxprToolError if it cannot be read."""
+        file = os.path.join(self._path, compilation.file)
+        process = os.path.dirname(file)
+        if process not in self._facts:
+            self._facts[process] = written_programs(process)
+        if compilation.file in self._programs:
+            return self._programs[compilation.file]
+        program = read_program(self._path, file, self._facts[process])
+        if compilation.file in self._kept:
+            self._programs[compilation.file] = program
+        return program
 
 
 def _details(program: Program) -> Details:

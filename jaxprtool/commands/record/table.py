@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import textwrap
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from jaxprtool.recording.recorded_run import (
         Compilation,
         Function,
+        NextStep,
         OutsideJit,
         Reason,
         Run,
@@ -50,6 +52,9 @@ _ROWS = (
     *(_RowLimits(*sizes, 1) for sizes in ((6, 4), (5, 4), (5, 3), (4, 3), (4, 2), (3, 2))),
     *(_RowLimits(*sizes, 1, 1) for sizes in ((4, 2), (3, 2), (3, 1), (1, 1))),
 )
+
+#: The maximum number of lines of what to do, and the length at which a finding is cut.
+_MOST_LINES, _LONGEST_STEP = 10, 200
 
 #: The maximum number of lines and names in a sentence.
 _MOST = 4
@@ -120,6 +125,8 @@ def _summary(run: Run, width: int, page: str, rows: _RowLimits) -> Rendering:
     sentences += [f"page: {one_line(page, 1000)}"] if page else []
     if sentences:
         parts += [Text(), *map(Text, sentences)]
+    if run.next_steps:
+        parts += [Text(), _next_steps(run.next_steps, width)]
     return Rendering(Group(*parts), width)
 
 
@@ -278,6 +285,39 @@ def _cut_list(text: str, longest: int) -> str:
         return text
     end = text.rfind(", ", 0, longest - len("…"))
     return f"{text[:end]}, …" if end > 0 else _cut(text, longest)
+
+
+# --- what to do -------------------------------------------------------------------------------
+
+
+def step_text(step: NextStep, longest: int = 1000) -> str:
+    """Return a finding with its line first, unless the text has it: `train.py:31: …`."""
+    has_line = not step.line or step.line in step.text
+    return one_line(step.text if has_line else f"{step.line}: {step.text}", longest)
+
+
+def _next_steps(steps: Sequence[NextStep], width: int) -> Group:
+    """Return what to do, in at most `_MOST_LINES` lines: findings, and commands to paste."""
+    lines = [Text("what to do", style=tables.HEADING)]
+    for step in steps:
+        text = textwrap.wrap(step_text(step, _LONGEST_STEP), width - 2, break_on_hyphens=False)
+        added = [Text(f"  {line}") for line in text]
+        added += [Text(line, tables.LITERAL) for line in _command_lines(step.command, width)]
+        if len(lines) + len(added) > _MOST_LINES:
+            break
+        lines += added
+    return Group(*lines)
+
+
+def _command_lines(command: str, width: int) -> list[str]:
+    """Return the lines of a command that can be pasted: those but the last end in a backslash."""
+    lines: list[str] = []
+    for word in map(shlex.quote, shlex.split("".join(printable([command])))):
+        if lines and len(lines[-1]) + len(word) + 3 <= width:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"{'      ' if lines else '    '}{word}")
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
 
 
 # --- functions --------------------------------------------------------------------------------

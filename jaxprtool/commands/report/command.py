@@ -12,11 +12,12 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Compiled, Panel
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.commands.lint.command import configured_codes
+from jaxprtool.commands.lint.command import configured_codes, require_whole
 from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
 from jaxprtool.commands.shardings.command import compiled_partition
 from jaxprtool.commands.show import pages
-from jaxprtool.errors import JaxprToolError, OutputError
+from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError
+from jaxprtool.recording.folder import PAGE, recorded_run
 
 if TYPE_CHECKING:
     from jaxprtool.cli.session import Named
@@ -56,12 +57,19 @@ def report_command(
     of the function as traced, with respect to its first argument, unless --argnums has others.
     Nothing is compiled without --measure or --compiled.
 
+    If TARGET is the folder of a recorded run, the report is the page of the whole run, with its
+    compilations and what to do; -o may be left out.
+
     [bold]Examples[/]
 
       jaxprtool report samples/transformer.py:loss -o report.html
       jaxprtool report samples/transformer.py:loss -p "grad, -O2" -o report.html
       jaxprtool report samples/transformer.py:loss -p grad --measure -o report.html
     """
+    run = recorded_run(session.target)
+    if run is not None:
+        _report_run(run, session, out, json, measure or compiled)
+        return
     if out is None:
         raise OutputError("report writes an HTML page, but -o is missing", "add -o report.html")
     output.check_out("report", out, json, (), "jaxprtool opt TARGET", page=True)
@@ -101,6 +109,29 @@ def report_command(
         from jaxprtool.commands.show.table import summary_table
 
         output.write_each(summary_table(entry, output.width()) for entry in figures.summaries)
+
+
+def _report_run(
+    run: str, session: Session, out: str | None, json: bool, runs_programs: bool
+) -> None:
+    """Write the page of a recorded run, to its folder unless -o has another file."""
+    require_whole(run, session)
+    if runs_programs:
+        option = "--measure and --compiled apply to one program"
+        raise ArgumentsError(option, f"give the name of one: {run}/NAME")
+    page = os.path.join(run, PAGE) if out is None else out
+    output.check_out("report", page, json, (), "jaxprtool show TARGET", page=True)
+    session.start()
+    from jaxprtool.commands.record.record import written_page
+    from jaxprtool.commands.record.table import run_summary
+
+    session.on_progress("looking for findings")
+    recorded = written_page(run, page, configured_codes())
+    if json:
+        output.write_json(ReportDocument(page, os.path.getsize(page), ()))
+    elif page != output.STDOUT:
+        output.say_written([page])
+        output.write_rendered(run_summary(recorded, output.width(), page))
 
 
 def _summaries(session: Session, programs: Named, figures: Report) -> list[Summary]:

@@ -507,6 +507,79 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         *x f32[8] => lax.dynamic_update_slice(x, x[:2] * 2, (0,))
         """,
     ),
+    "JT304": (
+        """
+        +s {'w': f32[1024,1024], 'm': f32[1024,1024]}, x f32[1024] =>
+            g = jax.grad(lambda w: jnp.square(x @ w).mean())(s["w"])
+            m = 0.9 * s["m"] + g
+            return {"w": s["w"] - 0.1 * m, "m": m}
+        +p {'a': f32[1024,1024], 'b': f32[1024]}, m {'a': f32[1024,1024], 'b': f32[1024]} =>
+            m = jax.tree.map(lambda m, p: 0.9 * m + jnp.sin(p), m, p)
+            return jax.tree.map(lambda p, m: p - 0.1 * m, p, m), m
+        +c {'k': f32[1024,512], 'v': f32[1024,512]}, i i32[], x f32[512] =>
+            return {"k": c["k"].at[i].set(x), "v": c["v"].at[i].set(2 * x)}
+        +c {'k': f32[1024,512], 'v': f32[1024,512]}, x f32[1024,512] =>
+            return jax.tree.map(lambda c: c + x, c), x.sum()
+        +s {'w': f32[1024,512], 'n': i32[]}, x f32[1024,512] => {"w": s["w"] * 2 - x, "n": s["n"] + 1}
+        +s {'w': f32[1024,512], 'v': f32[1024,512]}, n i32[] =>
+            return lax.fori_loop(0, n, lambda i, s: {"w": s["w"] + s["v"], "v": s["v"] * 0.9}, s)
+        +s {'w': f32[1024,512], 'v': f32[1024,512]}, ok bool[] =>
+            return jax.tree.map(lambda s: jnp.where(ok, s * 2, s), s)
+        +s {'w': bf16[1024,1024], 'v': bf16[1024,1024]}, x f32[1024,1024] =>
+            return {"w": (s["w"].astype(jnp.float32) + x).astype(jnp.bfloat16), "v": s["v"] * 2}
+        +s {'w': f32[1024,512], 'v': f32[1024,512]} => jax.jit(lambda s: jax.tree.map(jnp.tanh, s))(s)
+        +p {'w': f32[1024,512], 'b': f32[512]}, q {'w': f32[1024,512], 'b': f32[512]} =>
+            mix = jax.tree.map(lambda p, q: p + 0.1 * q, p, q)
+            return mix, jax.tree.map(lambda q, p: q * 2 + p, q, p)
+        +p {'w': f32[1024,512], 'b': f32[512]}, x f32[1024,512] => {"w": p["w"] + x, "b": p["b"] * 2}
+        +p {'w': f32[1024,512], 'b': f32[512]}, n i32[] => n, jax.tree.map(lambda p: p / n, p)
+        +p {'w': f32[1024,512], 'b': f32[512]} => {"params": jax.tree.map(jnp.abs, p), "norm": 1.0}
+        +p {'w': f32[1024,512], 'v': f32[1024,512]} =>
+            return lax.scan(lambda p, _: (jax.tree.map(jnp.sin, p), None), p, length=5)[0]
+        +p {'w': i32[1024,512], 'v': i32[1024,512]} => jax.tree.map(lambda p: p + 1, p)
+        +p {'w': f32[1024,512], 'v': f32[1024,512]}, x f32[9] =>
+            return {"w": lax.dynamic_update_slice(p["w"], x[None], (3, 4)), "v": p["v"] + 1}
+        +p {'w': f32[1024,512], 'b': f32[512]}, s f32[] =>
+            return jax.vmap(lambda w: w * s)(p["w"]), {"w": p["w"] * s, "b": p["b"]}
+        +s {'w': f32[1024,512], 'v': f32[1024,512]}, m bool[1024,512] =>
+            return {"w": jnp.where(m, s["v"], s["w"]), "v": jnp.where(m, s["w"], s["v"])}
+        +s {'w': f32[1024,512], 'v': f32[1024,512]}, x f32[1024,512] =>
+            return jax.checkpoint(lambda s: jax.tree.map(lambda w: jnp.maximum(w, x), s))(s)
+        +s {'w': c64[1024,512], 'v': c64[1024,512]} => jax.tree.map(lambda w: w * 1j, s)
+        +s {'w': f32[1024,512], 'v': f32[1024,512]}, n i32[] =>
+            return lax.while_loop(lambda s: s["w"][0, 0] < 9, lambda s: jax.tree.map(jnp.exp, s), s)
+        """,
+        """
+        +p {'w': f32[1024,1024], 'b': f32[1024]}, x f32[8,1024] =>
+            return jax.grad(lambda p: jnp.square(x @ p["w"] + p["b"]).mean())(p)
+        +p {'w': f32[1024,1024], 'b': f32[1024]}, x f32[8,1024] =>
+            g = jax.grad(lambda p: jnp.square(x @ p["w"] + p["b"]).mean())(p)
+            return jax.tree.map(lambda g: jnp.clip(g, -1, 1), g)
+        +p {'w': f32[1024,512], 'b': f32[512]}, m {'w': f32[1024,512], 'b': f32[512]} =>
+            return jax.tree.map(lambda p, m: 0.9 * m + 0.1 * p, p, m)
+        +x f32[1024,1024] => jnp.sin(x)
+        p {'w': f32[1024,512], 'b': f32[512]} => jax.tree.map(lambda p: p * 2, p)
+        *p {'w': f32[1024,512], 'b': f32[512]} => jax.tree.map(lambda p: p * 2, p)
+        +p {'w': f32[64,64], 'b': f32[64]} => jax.tree.map(lambda p: p * 2, p)
+        +p {'w': f32[1024,512], 'b': f32[512]} => jax.tree.map(lambda p: p.astype(jnp.bfloat16), p)
+        +p {'w': f32[1024,512], 'b': f32[512]} => {"w": p["w"].T * 2, "b": p["b"]}
+        +p {'w': f32[1024,512], 'b': f32[512]} => {"weight": p["w"] * 2, "bias": p["b"]}
+        +p {'w': f32[512,512], 'b': f32[512,512]} => {"w": p["w"] @ p["b"], "b": p["b"] @ p["w"]}
+        +p {'w': f32[1024,512], 'b': f32[512]} => jax.tree.map(lambda p: p.sum(), p)
+        +p {'w': f32[1024,512], 'b': f32[512]} => jax.tree.map(lambda p: jnp.zeros_like(p), p)
+        +p {'w': f32[1024,1024]} => {"w": jnp.linalg.cholesky(p["w"])}
+        +p {'w': f32[1024,512], 'b': f32[512]}, q {'w': f32[1024,512], 'b': f32[512]} =>
+            return jax.tree.map(lambda p, q: p + q, p, q)
+        +p {'w': f32[1024,512], 'b': f32[512]} => {"w": p["w"] * 2}
+        +p {'w': f32[1024,512], 'b': f32[512]} => {"w": p["w"] * 2, "b": p["b"], "c": 1.0}
+        +p {'w': f32[1024,512], 'b': f32[512]}, x f32[512] =>
+            return jax.vjp(lambda p: p["w"] @ p["b"] * x.sum(), p)[1](jnp.ones(1024))
+        +p {'w': f32[1024,512], 'b': f32[512]} => jax.jacrev(lambda p: (p["w"] @ p["b"]).sum())(p)
+        +p {'w': f32[1024,1024], 'b': f32[1024]}, x f32[8,1024] =>
+            return jax.value_and_grad(lambda p: jnp.square(x @ p["w"] + p["b"]).mean())(p)
+        +p {'w': f32[512,512], 'b': f32[512,512]} => jax.tree.map(lambda p: p.T + 1, p)
+        """,
+    ),
     "JT401": (
         """
         x f32[64,16] => x[jnp.arange(8, 40)]

@@ -32,8 +32,9 @@ BIG = np.ones((512, 512), np.float32)
 
 """
 
-#: The name of an argument, after a star if it is donated, and its type.
-_ARGUMENT = re.compile(r"(\*?)(\w+) (\{[^}]*\}|\w+(?:<\w+>)?(?:\[[^\]]*\]|\([^)]*\)))")
+#: The name of an argument, after a star if it is donated or a plus if the function is only jitted,
+#: and its type.
+_ARGUMENT = re.compile(r"([*+]?)(\w+) (\{[^}]*\}|\w+(?:<\w+>)?(?:\[[^\]]*\]|\([^)]*\)))")
 
 
 def programs(text):
@@ -48,8 +49,9 @@ def programs(text):
 
 def function(number, arguments, body):
     """Return the text of a function."""
-    donated = [i for i, (star, _, _) in enumerate(arguments) if star]
-    head = f"@functools.partial(jax.jit, donate_argnums={donated})\n" * bool(donated)
+    donated = [i for i, (mark, _, _) in enumerate(arguments) if mark == "*"]
+    is_jitted = any(mark for mark, _, _ in arguments)
+    head = f"@functools.partial(jax.jit, donate_argnums={donated})\n" * is_jitted
     names = ", ".join(name for _, name, _ in arguments)
     one, _, rest = body.partition("\n")
     lines = textwrap.dedent(rest) if rest else f"return {one.strip()}"

@@ -18,10 +18,11 @@ from jaxprtool.commands.lint.graph import (
     is_same,
     origin,
 )
+from jaxprtool.commands.memory.donatable import donatable
 from jaxprtool.ir.dataflow import live_part
-from jaxprtool.ir.documents import plural, some
+from jaxprtool.ir.documents import in_bytes, plural, some
 from jaxprtool.ir.equations import is_inexact, size_of
-from jaxprtool.ir.program import bytes_of_values, covering, path_parts
+from jaxprtool.ir.program import Program, bytes_of_values, covering, path_parts
 from jaxprtool.jaxcompat import name_stack
 
 # --- unused ---------------------------------------------------------------------------------------
@@ -97,6 +98,34 @@ _GOOD_DONATION = """
     @partial(jax.jit, donate_argnums=0)
     def f(params, x):
         return {"w": params["w"] + x.sum()}
+"""
+
+
+_BAD_STATE = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example({"w": "f32[1024,1024]", "velocity": "f32[1024,1024]"}, "f32[8,1024]")
+    @jax.jit
+    def f(state, x):  # JT304
+        slope = jax.grad(lambda w: jnp.square(x @ w).mean())(state["w"])
+        velocity = 0.9 * state["velocity"] + slope
+        return {"w": state["w"] - 0.1 * velocity, "velocity": velocity}
+"""
+
+_GOOD_STATE = """
+    from functools import partial
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example({"w": "f32[1024,1024]", "velocity": "f32[1024,1024]"}, "f32[8,1024]")
+    @partial(jax.jit, donate_argnames="state")
+    def f(state, x):
+        slope = jax.grad(lambda w: jnp.square(x @ w).mean())(state["w"])
+        velocity = 0.9 * state["velocity"] + slope
+        return {"w": state["w"] - 0.1 * velocity, "velocity": velocity}
 """
 
 
@@ -214,6 +243,40 @@ def unusable_donations(program: LintedProgram) -> Iterator[Found]:
             bytes=sizes[donation.argument],
             argument=donation.argument,
         )
+
+
+@lint_rule("JT304", "missing-donation", bad=_BAD_STATE, good=_GOOD_STATE)
+def missing_donations(program: LintedProgram) -> Iterator[Found]:
+    """A function under `jax.jit` returns the next value of an argument that it does not donate.
+
+    Results have the types and paths of the argument, and are computed from it element by element:
+    `params` and the new ones. Both are in memory, unless the caller donates the old one, which it
+    may not read afterwards. In a recorded run, the caller may have dropped it in the line of the
+    call; then types are enough. A finding saves 1 MiB or more of the peak that `memory` estimates.
+    """
+    if not isinstance(program.program, Program):
+        return
+    missing = donatable(program.program)
+    if missing is None:
+        return
+    names = some(missing.arguments, 3)
+    if missing.is_dropped:
+        message = f"the caller drops {names} in the line of the call, and it is not donated"
+        advice = f"{missing.option} of jax.jit saves {in_bytes(missing.saved_bytes)} at the peak"
+    else:
+        message = f"results have the types and paths of {names}, which is not donated"
+        advice = (
+            f"if the caller does not use it again, {missing.option} of jax.jit saves "
+            f"{in_bytes(missing.saved_bytes)} at the peak"
+        )
+    yield Found(
+        None,
+        message,
+        advice,
+        "{bytes} at the peak",
+        bytes=missing.saved_bytes,
+        argument=missing.arguments[0],
+    )
 
 
 # --- keys -----------------------------------------------------------------------------------------

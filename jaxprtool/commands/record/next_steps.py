@@ -1,0 +1,203 @@
+"""Find out what to do about a recorded run: faults of its programs and values, with commands.
+
+    for step in next_steps(run, programs):
+        step.text, step.line, step.advice, step.command
+
+At the end of a run, `lint` checks the recorded programs, the smallest first, within a part of the
+run's time.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import inf
+
+from jaxprtool.commands.lint.findings import Findings, all_rules
+from jaxprtool.commands.lint.lint import lint_programs
+from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir.documents import listed, plural
+from jaxprtool.ir.program import Program
+from jaxprtool.recording.recorded_run import Compilation, Function, NextStep, NotFinite, Run
+
+#: The time that `lint` may always take, in seconds.
+_LEAST_SECONDS = 0.5
+
+#: The equations that `lint` reads and checks in a second; it is faster on most machines.
+_PER_SECOND = 5000
+
+#: The maximum number of kinds of findings in a sentence, and of steps of one kind.
+_MOST_KINDS, _MOST = 3, 2
+
+#: The code of the rule about states that could be donated.
+_DONATION = "JT304"
+
+#: Reads the program of a compilation; raises JaxprToolError if it cannot.
+ReadCompiled = Callable[[Compilation], Program]
+
+
+def next_steps(
+    run: Run,
+    read: ReadCompiled,
+    codes: tuple[Sequence[str], Sequence[str]] = ((), ()),
+    most_of_run: float = inf,
+) -> tuple[NextStep, ...]:
+    """Return what to do about a run, the most urgent first.
+
+    Args:
+        run: The run.
+        read: Reads the program of a compilation.
+        codes: The codes of `lint` to select, and to ignore.
+        most_of_run: The part of the time of the run that `lint` may take.
+    """
+    most = max(most_of_run * run.seconds, _LEAST_SECONDS)
+    folder = shlex.quote(run.folder.rstrip("/"))
+    return (
+        *(_of_values(run, reads) for reads in run.not_finite[:_MOST]),
+        *_of_programs(run, read, codes, folder, most),
+        *list(_of_recompilations(run, folder))[:_MOST],
+    )
+
+
+# --- values that are not finite ---------------------------------------------------------------
+
+
+def _of_values(run: Run, reads: NotFinite) -> NextStep:
+    what = "NaN" if reads.is_nan else "infinite"
+    if reads.count == reads.bad > 1:
+        text = f"all {reads.count:,} values read here are {what}"
+    elif reads.count == 1:
+        text = f"the value read here is {what}"
+    elif reads.is_bad:
+        of = f" of {reads.count:,}" if reads.count else ""
+        text = f"the values read here are {what} from number {reads.first:,}{of} on"
+    else:
+        text = f"{reads.bad:,} of {reads.count:,} values read here are {what}, "
+        text += f"first number {reads.first:,}"
+    function = _returning(run.functions, reads.type)
+    command = _recorded_again(run.command, function.name) if function is not None else ""
+    name = function.name if function is not None else ""
+    return NextStep("not_finite", text, reads.line, "", command, name)
+
+
+def _returning(functions: Iterable[Function], type: str) -> Function | None:
+    """Return the function that most likely returned a value of a type: the largest that could."""
+    functions = [
+        function
+        for function in functions
+        if any(compilation.file for compilation in function.compilations)
+    ]
+    return max(
+        functions,
+        key=lambda function: (
+            any(
+                result.type.removeprefix("~") == type
+                for compilation in function.compilations
+                for result in compilation.results
+            ),
+            max(compilation.equations for compilation in function.compilations),
+        ),
+        default=None,
+    )
+
+
+def _recorded_again(command: Sequence[str], function: str) -> str:
+    """Return the command that ends the script at the first NaN in the results of a function."""
+    if not command:
+        return ""  # an interactive session
+    is_python = os.path.basename(command[0]).startswith("python") and len(command) > 1
+    words = command[1:] if is_python else command
+    again = (
+        shlex.join(words) if is_python or command[0].endswith(".py") else f"-- {shlex.join(words)}"
+    )
+    return f"jaxprtool record --keep {function} --until nan {again}"
+
+
+# --- findings of lint -------------------------------------------------------------------------
+
+
+def _of_programs(
+    run: Run,
+    read: ReadCompiled,
+    codes: tuple[Sequence[str], Sequence[str]],
+    folder: str,
+    most_seconds: float,
+) -> Iterator[NextStep]:
+    """Yield the findings of `lint` in the programs: by kind, and the states to donate."""
+    compilations = [compilation for compilation in run.compilations if compilation.file]
+    compilations.sort(key=lambda compilation: compilation.equations)
+    checked, deadline = 0, time.process_time() + most_seconds
+
+    def programs() -> Iterator[tuple[str, Program]]:
+        nonlocal checked
+        for compilation in compilations:
+            if time.process_time() + compilation.equations / _PER_SECOND > deadline:
+                return
+            checked += 1
+            try:
+                yield compilation.name, read(compilation)
+            except JaxprToolError:
+                continue  # a plug-in of the script's is missing here; `lint` says so
+
+    if not compilations:
+        return
+    lint_command = f"jaxprtool lint {folder}/"
+    try:
+        findings = lint_programs(run.folder, programs(), *codes)
+    except JaxprToolError as error:  # a plug-in with rules cannot be imported
+        yield NextStep(
+            "skipped", f"lint was not run: {error.message}", "", "", f"jaxprtool lint {folder}/"
+        )
+        return
+    yield from _of_findings(findings, folder)
+    if checked < len(compilations):
+        count = len(compilations) - checked
+        of = f"{plural(count, 'program')} of {len(compilations):,}"
+        yield NextStep("skipped", f"not checked by lint, to save time: {of}", command=lint_command)
+
+
+def _of_findings(findings: Findings, folder: str) -> Iterator[NextStep]:
+    donations = [finding for finding in findings if finding.code == _DONATION]
+    others = [finding for finding in findings if finding.code != _DONATION]
+    if others:
+        names = {rule.code: rule.name.replace("-", " ") for rule in all_rules()}
+        counts = Counter(finding.code for finding in others)
+        lines = {finding.code: finding.line for finding in reversed(others)}
+        kinds = []
+        for code in dict.fromkeys(finding.code for finding in others):
+            times = f" ({counts[code]:,} times)" if counts[code] > 1 else ""
+            place = f" at {lines[code]}" if lines[code] else ""
+            kinds.append(f"{names[code]}{place}{times}")
+        text = f"{plural(len(others), 'finding')} of lint: {listed(kinds, _MOST_KINDS)}"
+        yield NextStep(
+            "lint", text, others[0].line, "", f"jaxprtool lint {folder}/", others[0].programs[0]
+        )
+    for finding in donations[:_MOST]:
+        program = finding.programs[0]
+        command = f"jaxprtool memory {folder}/{shlex.quote(program)}"
+        yield NextStep("donate", finding.advice, finding.line, finding.message, command, program)
+
+
+# --- functions compiled again -----------------------------------------------------------------
+
+
+def _of_recompilations(run: Run, folder: str) -> Iterator[NextStep]:
+    """Yield the functions that were compiled again, the slowest first, with the first advice."""
+    for function in run.functions:
+        again = [compilation for compilation in function.compilations if compilation.reasons]
+        reasons = [reason for compilation in again for reason in compilation.reasons]
+        if not reasons:
+            continue
+        advised = next((reason for reason in reasons if reason.advice), reasons[0])
+        count = len(function.compilations)
+        what = advised.advice or advised.path
+        text = f"{function.name} was compiled {count:,} times" + (f": {what}" if what else "")
+        second = again[0]
+        names = (shlex.quote(name) for name in (second.nearest, second.name))
+        command = ""
+        if second.file and second.nearest:
+            command = "jaxprtool diff " + " ".join(f"{folder}/{name}" for name in names)
+        yield NextStep("again", text, advised.line, advised.advice, command, second.name)

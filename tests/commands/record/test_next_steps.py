@@ -1,0 +1,96 @@
+"""What to do about a recorded run: its findings, with the commands to paste."""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jaxprtool
+from jaxprtool.commands.record.next_steps import next_steps
+from jaxprtool.commands.record.page import run_page
+from jaxprtool.commands.record.table import run_summary
+from jaxprtool.errors import ProgramFileError
+from jaxprtool.recording.read import read_run
+from jaxprtool.recording.recorded_run import NextStep
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """Return a run of a training script with several mistakes."""
+    folder = str(tmp_path_factory.mktemp("mistakes") / "run")
+    with jaxprtool.record(folder):
+
+        @jax.jit
+        def step(state, x, key):
+            noise = jax.random.normal(key, x.shape) + jax.random.normal(key, x.shape)
+            velocity = 0.9 * state["v"] + noise.sum()
+            new = {"w": state["w"] - velocity, "v": velocity}
+            return new, jnp.log(-jnp.square(x).sum())
+
+        state = {"w": jnp.ones((1024, 512)), "v": jnp.ones((1024, 512))}
+        for size in (3, 4):
+            state, loss = step(state, jnp.ones(size), jax.random.key(0))
+            float(loss)
+    return replace(read_run(folder), command=("python", "train.py", "--steps", "2"), folder="run")
+
+
+def test_each_kind_of_finding_has_its_line_and_a_command(recorded):
+    nan, lint, donate, again = recorded.next_steps
+    file = __file__.rpartition("/")[2]
+    assert [step.kind for step in recorded.next_steps] == ["not_finite", "lint", "donate", "again"]
+    assert all(file in step.line and step.program == "step" for step in (nan, lint, donate))
+    assert nan.text == "all 2 values read here are NaN"
+    assert lint.text.startswith(f"1 finding of lint: key reuse at {lint.line}")
+    assert donate.text.startswith('donate_argnames="state" of jax.jit saves 2.0 MiB at the peak')
+    assert again.text.startswith("step was compiled 2 times") and again.program == "step@2"
+    for step, words in ((lint, "lint"), (donate, "memory"), (again, "diff")):
+        assert step.command.startswith(f"jaxprtool {words} ")
+
+
+def test_the_command_for_a_nan_records_the_script_again(recorded):
+    def unreadable(compilation):
+        raise ProgramFileError("damaged")
+
+    first, *_ = next_steps(recorded, unreadable)
+    assert first.command == "jaxprtool record --keep step --until nan train.py --steps 2"
+    other = next_steps(replace(recorded, command=("bash", "a b.sh")), unreadable)[0]
+    assert other.command == "jaxprtool record --keep step --until nan -- bash 'a b.sh'"
+    assert next_steps(replace(recorded, command=()), unreadable)[0].command == ""
+
+
+def test_programs_that_lint_has_no_time_for_are_counted(recorded, monkeypatch):
+    monkeypatch.setattr("jaxprtool.commands.record.next_steps._LEAST_SECONDS", -1.0)
+    skipped = next_steps(recorded, None, most_of_run=-1.0)[1]
+    assert skipped.text == "not checked by lint, to save time: 2 programs of 2"
+    assert skipped.command == "jaxprtool lint run/"
+
+
+@pytest.mark.parametrize("width", [80, 160])
+def test_the_summary_ends_with_at_most_ten_lines_that_can_be_pasted(recorded, width):
+    steps = (*recorded.next_steps, *(NextStep("again", f"{i}", "", "", "x") for i in range(9)))
+    lines = run_summary(replace(recorded, next_steps=steps), width).plain().splitlines()
+    lines = lines[lines.index("what to do") :]
+    assert len(lines) <= 10 and max(map(len, lines)) <= width
+    text = "\n".join(lines).replace(" \\\n      ", " ")
+    commands = [line.strip() for line in text.splitlines() if line.startswith("    ")]
+    assert commands == [step.command for step in steps if step.command][: len(commands)]
+
+
+def test_the_page_links_to_functions_and_lines(recorded):
+    page = run_page(recorded)
+    section = page.partition('id="steps"')[2].partition("</section>")[0]
+    assert "What to do" in section and section.count('href="#fn0"') == 4
+    assert "jaxprtool memory" in section and "all 2 values read here are NaN" in section
+
+
+def test_report_writes_the_page_of_a_whole_run(cli, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with jaxprtool.record("run"):
+        jax.jit(lambda x: x + 1)(jnp.ones(3))
+    (tmp_path / "run" / "index.html").unlink()
+    assert cli("report", "run/").code == 0 and (tmp_path / "run" / "index.html").exists()
+    assert cli("report", "run", "-o", "page.html").code == 0
+    assert "1 program" in (tmp_path / "page.html").read_text()
+    failed = cli("report", "run", "-p", "dce")
+    assert failed.code and "run/NAME" in failed.err

@@ -530,9 +530,20 @@ def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, objec
         message = f"the arguments do not fit {shown_signature(fun)}: {error}"
         named = f", and {', '.join(kwargs)} by name" if kwargs else ""
         hint = f"got {plural(len(args), 'positional argument')}{named}"
+        if _is_unbound_method(fun, sig):
+            owner = fun.__qualname__.rpartition(".")[0]
+            message = f"{fun.__qualname__} is a method without an object: {error}"
+            bound = f"`instance = {owner}(...)` and `instance.{fun.__name__}`"
+            hint = f"name a method of an object: {bound}"
         if not sig.parameters:
             hint = "if it returns the function that takes them, add --factory"
         raise ArgumentsError(message, hint) from None
+
+
+def _is_unbound_method(fun: Any, sig: inspect.Signature) -> bool:
+    """Return True for a function of a class that takes `self` and is not bound to an object."""
+    is_method = inspect.isfunction(fun) and not fun.__qualname__.rpartition(".")[0].endswith(">")
+    return is_method and "." in fun.__qualname__ and next(iter(sig.parameters), "") == "self"
 
 
 def _flatten(name: str, value: object) -> list[tuple[Any, Any]]:

@@ -135,9 +135,9 @@ INNER_FLOORS = {
     "execute": "profile stepping|running sandbox",
     "analysis": "kernels points|devices stats",
     "api": "program|jit methods targets vmap",
-    "commands": "outline precision report vmap|opt reduce unzip|check explain show|lint source"
-    "|why|run"
-    "|determinism record|diff|bench profile residuals|backends compare cost"
+    "commands": "backends outline precision report vmap|opt reduce unzip|check explain show"
+    "|lint source|why|run"
+    "|determinism record|diff|bench profile residuals|compare cost"
     "|browse emit memory nans shapecheck shardings watch",
     "cli": "main|app|errors launch session|options"
     "|completion group_help pipeline_steps printed_results running start"

@@ -334,3 +334,12 @@ def test_a_script_without_functions_can_be_recorded(tmp_path, monkeypatch):
     with pytest.raises(TargetError) as raised:
         find_entry("only_runs.py")
     assert raised.value.hint.endswith("or record the script: jaxprtool record only_runs.py")
+
+
+def test_a_list_of_numbers_where_an_array_is_needed_is_hinted():
+    with pytest.raises(UserFunctionError, match="raised TypeError") as raised:
+        trace(lambda x: x + 1, [1.0, 2.0])
+    assert "write array([1.0, 2.0]) in --args" in raised.value.hint
+    with pytest.raises(UserFunctionError) as other:
+        trace(lambda x: x + "a", 1.0)
+    assert "array([" not in (other.value.hint or "")

@@ -24,6 +24,9 @@ TEMPORARY = ".jaxprtool-"
 #: The environment variable of a supervised process with the mark in the names of its temporary
 #: files. The supervisor removes files with this mark (`remove_unfinished`).
 SUPERVISED = "JAXPRTOOL_SUPERVISED"
+#: How the name of a notebook ends, and what to do with its cells.
+NOTEBOOK = ".ipynb"
+NOTEBOOK_HINT = "in the notebook, run `%load_ext jaxprtool`, and begin a cell with `%%record`"
 _DESCRIPTOR = re.compile(r"/dev/(?:fd/|std)(\d+|in|out|err)")
 _STANDARD = {"in": 0, "out": 1, "err": 2}
 

@@ -146,9 +146,9 @@ INNER_FLOORS = {
     "execute": "profile stepping|running sandbox",
     "analysis": "kernels points|devices stats",
     "api": "program|jit methods targets vmap",
-    "commands": "outline precision report vmap|opt reduce unzip|check show|record|lint source|why"
-    "|run|determinism|diff|bench profile residuals|backends compare cost"
-    "|browse emit explain memory nans shapecheck shardings watch",
+    "commands": "backends outline precision report vmap|opt reduce unzip|check explain show|record"
+    "|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
+    "|browse emit memory nans shapecheck shardings watch",
     "cli": "main|app|errors launch session|options"
     "|completion group_help pipeline_steps printed_results running start"
     "|config_file output",

@@ -22,7 +22,7 @@ import jax
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
 from jaxprtool.execute.running.arrays import refitted
-from jaxprtool.files import is_device, opened_plain
+from jaxprtool.files import NOTEBOOK, NOTEBOOK_HINT, is_device, opened_plain
 from jaxprtool.ir import source_text
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.equations import has_64_bit_types
@@ -207,6 +207,8 @@ def _program(target: str, data: bytes) -> Program:
     from jaxprtool.formats.jaxpr.read import is_program, parse_program, read
     from jaxprtool.formats.lowering import is_exported, read_exported
 
+    if target.endswith(NOTEBOOK):
+        raise TargetError(f"{_shown(target)} is a notebook, not a program", NOTEBOOK_HINT)
     if is_exported(data):
         return read_exported(data, _shown(target))
     if not is_program(data) and not target.endswith(".jaxpr"):

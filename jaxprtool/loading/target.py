@@ -34,6 +34,7 @@ from jaxprtool.errors import (
     did_you_mean,
     user_traceback,
 )
+from jaxprtool.files import NOTEBOOK, NOTEBOOK_HINT
 from jaxprtool.ir import process
 from jaxprtool.ir.frames import Root, target_root
 from jaxprtool.ir.program import Program
@@ -140,6 +141,8 @@ def import_place(place: str) -> ModuleType:
 def _import_file(path: str) -> ModuleType:
     if not os.path.isfile(path):
         raise TargetError(f"no file '{path}'", _file_hint(path))
+    if path.endswith(NOTEBOOK):
+        raise TargetError(f"'{path}' is a notebook, not a Python file", NOTEBOOK_HINT)
     if not path.endswith(".py"):
         raise TargetError(f"'{path}' is not a Python file", _FORM)
     path = os.path.abspath(path)
@@ -309,7 +312,9 @@ def _without_attribute(target: str) -> TargetError:
         dotted = module and all(part.isidentifier() for part in target.split("."))
         return TargetError(message, f"did you mean '{module}:{name}'?" if dotted else _FORM)
     if not names:
-        return TargetError(message, f"write {target}:NAME")
+        recorded = f", or record the script: jaxprtool record {target}"
+        is_file = target.endswith(".py")
+        return TargetError(message, f"write {target}:NAME{recorded if is_file else ''}")
     return TargetError(message, "write " + " or ".join(f"{target}:{name}" for name in names[:5]))
 
 

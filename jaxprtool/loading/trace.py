@@ -530,9 +530,20 @@ def _check_fit(fun: Callable, args: Sequence[object], kwargs: Mapping[str, objec
         message = f"the arguments do not fit {shown_signature(fun)}: {error}"
         named = f", and {', '.join(kwargs)} by name" if kwargs else ""
         hint = f"got {plural(len(args), 'positional argument')}{named}"
+        if _is_unbound_method(fun, sig):
+            owner = fun.__qualname__.rpartition(".")[0]
+            message = f"{fun.__qualname__} is a method without an object: {error}"
+            bound = f"`instance = {owner}(...)` and `instance.{fun.__name__}`"
+            hint = f"name a method of an object: {bound}"
         if not sig.parameters:
             hint = "if it returns the function that takes them, add --factory"
         raise ArgumentsError(message, hint) from None
+
+
+def _is_unbound_method(fun: Any, sig: inspect.Signature) -> bool:
+    """Return True for a function of a class that takes `self` and is not bound to an object."""
+    is_method = inspect.isfunction(fun) and not fun.__qualname__.rpartition(".")[0].endswith(">")
+    return is_method and "." in fun.__qualname__ and next(iter(sig.parameters), "") == "self"
 
 
 def _flatten(name: str, value: object) -> list[tuple[Any, Any]]:
@@ -607,6 +618,8 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         hint = "write static(...) around it, or name it in --static-argnames"
     if "'dict' object has no attribute" in text:
         hint = "to pass an object of the target's module, write ref('NAME') in --args"
+    if isinstance(error, TypeError) and hint is None and any(map(_is_list_of_scalars, call.args)):
+        hint = "a list is a pytree of scalars: for an array, write array([1.0, 2.0]) in --args"
     if "in-place item assignment" in text:
         hint = "to pass a jax.Ref, which can be written in place, write new_ref(f32[3]) in --args"
     if "unbound axis name" in text:
@@ -619,6 +632,15 @@ def _raised(name: str, error: BaseException, fun: Callable, call: BoundCall) -> 
         hint = "set a mesh with --mesh data=4 and --in-specs \"P('data')\", or jax.set_mesh"
     message = f"{name} raised {type_name}: {text}" if text else f"{name} raised {type_name}"
     return mesh_conflict(message) or UserFunctionError(message, hint)
+
+
+def _is_list_of_scalars(arg: object) -> bool:
+    items = arg if isinstance(arg, list) else []
+    scalars = [
+        isinstance(item, int | float | complex) or getattr(item, "shape", None) == ()
+        for item in items
+    ]
+    return bool(scalars) and all(scalars)
 
 
 # --- jitted ---------------------------------------------------------------------------------------

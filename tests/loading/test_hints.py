@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+from jaxprtool.api.targets import find_entry
 from jaxprtool.errors import ArgumentsError, TargetError, UserFunctionError
 from jaxprtool.loading import load
 from jaxprtool.loading.argspec import read_args
@@ -303,3 +304,42 @@ def test_a_slow_factory_is_reported(model, monkeypatch):
     assert "jax.eval_shape(init, ...)" in model("make_model", factory=True).needless_work
     monkeypatch.setattr(load, "LONG", 60)
     assert model("make_model", factory=True).needless_work is None
+
+
+class Scaled:
+    def call(self, x):
+        return x * 2
+
+
+def test_a_method_without_an_object_is_said_to_be_one():
+    with pytest.raises(ArgumentsError) as raised:
+        trace(Scaled.call, jnp.ones(3))
+    assert "Scaled.call is a method without an object" in raised.value.message
+    assert "instance = Scaled(...)" in raised.value.hint and "instance.call" in raised.value.hint
+    assert trace(Scaled().call, jnp.ones(3)).out_avals[0].shape == (3,)
+
+
+@pytest.mark.parametrize("target", ["cells.ipynb", "cells.ipynb:f"])
+def test_a_notebook_is_no_target(target, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "cells.ipynb").write_text('{"cells": [null]}')
+    with pytest.raises(TargetError, match="is a notebook") as raised:
+        find_entry(target)
+    assert "%%record" in raised.value.hint
+
+
+def test_a_script_without_functions_can_be_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "only_runs.py").write_text("print(1)")
+    with pytest.raises(TargetError) as raised:
+        find_entry("only_runs.py")
+    assert raised.value.hint.endswith("or record the script: jaxprtool record only_runs.py")
+
+
+def test_a_list_of_numbers_where_an_array_is_needed_is_hinted():
+    with pytest.raises(UserFunctionError, match="raised TypeError") as raised:
+        trace(lambda x: x + 1, [1.0, 2.0])
+    assert "write array([1.0, 2.0]) in --args" in raised.value.hint
+    with pytest.raises(UserFunctionError) as other:
+        trace(lambda x: x + "a", 1.0)
+    assert "array([" not in (other.value.hint or "")

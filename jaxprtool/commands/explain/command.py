@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 from typing import TYPE_CHECKING, Annotated, TypeAlias
@@ -19,21 +20,22 @@ if TYPE_CHECKING:
 
 if TYPE_CHECKING:
     from jaxprtool.commands.explain.explanation import (
+        LintRuleDocument,
         PassDocument,
         PipelineDocument,
         PrimitiveDocument,
     )
     from jaxprtool.render.terminal.listing import Rendering
 
-    _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument
+    _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument | LintRuleDocument
 
 _Full = Annotated[bool, options.OUTPUT.flag("--full", "Show all rules, on a terminal too.")]
 _Name = Annotated[
     str | None,
     typer.Argument(
         metavar="NAME",
-        help="A pass, a named pipeline (O1), or a primitive (scan; scan_p if a pass has the same "
-        "name).",
+        help="A pass, a named pipeline (O1), a primitive (scan; scan_p if a pass has the same "
+        "name), or a code of lint (JT602).",
         show_default=False,
         autocompletion=completion.complete_passes,
     ),
@@ -54,7 +56,7 @@ def explain_command(
     *,
     on_progress: OnProgress,
 ) -> None:
-    """List the passes; describe a pass, a pipeline or a primitive.
+    """List the passes; describe a pass, a pipeline, a primitive or a lint code.
 
     Without NAME, list the passes and the named pipelines.
 
@@ -64,6 +66,7 @@ def explain_command(
       jaxprtool explain simplify
       jaxprtool explain dot_general
       jaxprtool explain -O1
+      jaxprtool explain JT602
     """
     from jaxprtool.passes.framework.pipeline import levels
 
@@ -79,7 +82,12 @@ def explain_command(
     if not wanted:
         write_passes(json)
         return
-    explanation = _level(wanted) if wanted in levels else _pass_or_primitive(wanted, on_progress)
+    if _LINT_CODE.fullmatch(wanted):
+        explanation: _Explanation = _lint_rule(wanted.upper())
+    elif wanted in levels:
+        explanation = _level(wanted)
+    else:
+        explanation = _pass_or_primitive(wanted, on_progress)
     if json:
         output.write_json(explanation)
     else:
@@ -93,9 +101,30 @@ def _rendered(document: _Explanation, full: bool) -> Rendering:
     width = output.width()
     if isinstance(document, documents.PipelineDocument):
         return explanation.pipeline_explanation(document, width)
+    if isinstance(document, documents.LintRuleDocument):
+        return explanation.lint_rule_explanation(document, width)
     if isinstance(document, documents.PrimitiveDocument):
         return explanation.primitive_explanation(document, width, full)
     return explanation.pass_explanation(document, width, full)
+
+
+#: A code of lint, of ours or of a plug-in.
+_LINT_CODE = re.compile(r"[A-Za-z]{2,}\d{3}")
+
+
+def _lint_rule(code: str) -> LintRuleDocument:
+    from jaxprtool.commands.explain import explanation as documents
+    from jaxprtool.commands.lint.findings import all_rules
+
+    rules = {rule.code: rule for rule in all_rules()}
+    if code not in rules:
+        raise PipelineError(
+            f"no rule of lint has the code {code}",
+            did_you_mean(code, rules) or f"available: {', '.join(rules)}",
+        )
+    rule = rules[code]
+    bad, good = (text.partition("\n\n")[2].strip("\n") for text in (rule.bad, rule.good))
+    return documents.LintRuleDocument(code, rule.name, rule.about, rule.kind, bad, good)
 
 
 def _level(name: str) -> _Explanation:

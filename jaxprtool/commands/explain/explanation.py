@@ -98,6 +98,17 @@ class PrimitiveDocument(NamedTuple):
     rules: Annotated[list[RewriteRule], "The rules of `simplify` for it."]
 
 
+class LintRuleDocument(NamedTuple):
+    """`explain` of a rule of `lint`."""
+
+    code: Annotated[str, "Its code: `JT602`."]
+    name: Annotated[str, "Its name: `key-reuse`."]
+    text: Annotated[str, "What it finds, and why that matters."]
+    kind: Annotated[str, "Whether a finding makes results `wrong`, or is `waste`."]
+    bad: Annotated[str, "A function in which it finds something."]
+    good: Annotated[str, "The same function without the fault."]
+
+
 class PipelineStep(NamedTuple):
     """A pass of a named pipeline."""
 
@@ -196,6 +207,17 @@ def pass_explanation(document: PassDocument, width: int, full: bool) -> Renderin
         parts += _section("Errors", *map(_bullet, document.refuses))
     if rules := document.rules:
         parts += _section("Rules", Prose(_LEGEND), *_rules(rules, width - 2, full))
+    return Rendering(Group(*parts), width)
+
+
+def lint_rule_explanation(document: LintRuleDocument, width: int) -> Rendering:
+    """Return what a rule of `lint` finds, with an example and what to write instead."""
+    effect = "makes results wrong" if document.kind == "wrong" else "wastes time or memory"
+    about = [document.name, "a rule of lint", effect]
+    parts = [*_head(document.code, about), Text(), Prose(document.text)]
+    parts += _section("Example", Code(document.bad))
+    parts += _section("Instead", Code(document.good))
+    parts += _section("Silence", Code(f"# jaxprtool: ignore[{document.code}]"))
     return Rendering(Group(*parts), width)
 
 

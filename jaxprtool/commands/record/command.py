@@ -16,6 +16,7 @@ from jaxprtool.cli.app import ColoredCommand
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
 from jaxprtool.errors import TargetError, did_you_mean
+from jaxprtool.files import NOTEBOOK, NOTEBOOK_HINT
 from jaxprtool.ir.documents import bytes_of
 from jaxprtool.render.terminal.tables import ALL
 
@@ -179,6 +180,8 @@ def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
 
     if is_command:
         return words
+    if words[0].endswith(NOTEBOOK) and not is_module:
+        raise TargetError(f"'{words[0]}' is a notebook, not a script", NOTEBOOK_HINT)
     make = launch.module_command if is_module else launch.script_command
     return make(words[0], words[1:])
 

@@ -69,9 +69,9 @@ class FilledArguments:
         for name, domain in self.within.items():
             by_domain.setdefault(domain_text(domain), []).append(name)
         texts = []
-        for domain, names in by_domain.items():
+        for described, names in by_domain.items():
             said = ", ".join(names) if len(names) <= 4 else f"{len(names):,} arguments"
-            texts.append(f"; {said} {'is' if len(names) == 1 else 'are'} {domain}")
+            texts.append(f"; {said} {'is' if len(names) == 1 else 'are'} {described}")
         return "".join(texts)
 
 

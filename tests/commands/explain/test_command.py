@@ -206,3 +206,17 @@ def test_traits_of_a_plug_ins_primitive_are_shown(cli, folder):
     explained = json.loads(cli("explain", "half_of_explain", "--plugin", "prims.py", "--json").out)
     assert [trait["name"] for trait in explained["traits"]] == ["draws"]
     assert explained["tables"] == ["dce"]
+
+
+def test_a_code_of_lint_is_explained_with_an_example_and_what_to_write_instead(cli):
+    out = cli("explain", "JT602").out
+    assert out.startswith("JT602") and "key-reuse" in out and "makes results wrong" in out
+    assert out.index("Example") < out.index("Instead") < out.index("# jaxprtool: ignore[JT602]")
+    document = json.loads(cli("explain", "jt602", "--json").out)
+    assert document["code"] == "JT602" and "jax.random" in document["bad"]
+
+
+def test_an_unknown_code_of_lint_names_those_that_exist(cli):
+    result = cli("explain", "JT999")
+    assert result.code == 2 and "no rule of lint has the code JT999" in result.err
+    assert "JT602" in result.err or "did you mean" in result.err

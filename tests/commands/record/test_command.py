@@ -294,3 +294,10 @@ def test_names_of_recorded_programs_are_completed(folder):
     for name in ("step", "step@2", "loss"):
         (run / f"{name}.jaxpr").touch()
     assert complete_target("run/s") == ["run/step", "run/step@2"]
+
+
+def test_a_notebook_is_refused_before_a_run_is_written(cli, folder):
+    (folder / "cells.ipynb").write_text('{"cells": [null]}')
+    result = cli("record", "cells.ipynb")
+    assert result.code == 2 and "'cells.ipynb' is a notebook, not a script" in result.err
+    assert "%%record" in result.err and not (folder / "run").exists()

@@ -65,11 +65,11 @@ def test_no_interval_is_found_for_a_function_that_is_never_finite():
 @pytest.mark.parametrize(
     ("function", "types", "within"),
     [
-        (jnp.linalg.cholesky, [f32(5, 5)], "a positive definite"),
+        (jnp.linalg.cholesky, [f32(5, 5)], "a is positive definite"),
         (jax.scipy.stats.multivariate_normal.logpdf, [f32(3), f32(3), f32(3, 3)], "cov"),
-        (lambda x: jnp.sqrt(1 - (x**2).sum(-1)), [f32(9, 5)], "x between"),
+        (lambda x: jnp.sqrt(1 - (x**2).sum(-1)), [f32(9, 5)], "x is between"),
         (lambda x, y: jnp.log(x @ y), [f32(5, 9), f32(9, 5)], "x, y"),
-        (jax.scipy.special.zeta, [f32(9), f32(9)], "x, q above 1"),
+        (jax.scipy.special.zeta, [f32(9), f32(9)], "x, q are above 1"),
     ],
 )
 def test_arguments_that_lead_to_a_nan_are_drawn_from_another_interval(function, types, within):

@@ -30,7 +30,8 @@ the command is called. The function is decorated with `command` of `jaxprtool.cl
 and `jaxprtool.cli.output` writes tables, JSON and notes. These four modules are public too.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -230,15 +231,27 @@ _TABLES = {
     "view": ("jaxprtool.ir.regions", "views"),
 }
 
-#: The tables by name, with those that commands have.
-TABLES: dict[str, tuple[str, ...]] = dict(
-    sorted(
-        {
-            **_TABLES,
-            **{name: tuple(path.split(":")) for name, path in tables_of_rules().items()},
-        }.items()
-    )
-)
+
+class _RuleTables(Mapping[str, tuple[str, ...]]):
+    """Where the tables are, with those that commands have, which are looked up when needed."""
+
+    @cached_property
+    def _all(self) -> dict[str, tuple[str, ...]]:
+        of_commands = {name: tuple(path.split(":")) for name, path in tables_of_rules().items()}
+        return dict(sorted({**_TABLES, **of_commands}.items()))
+
+    def __getitem__(self, name: str) -> tuple[str, ...]:
+        return _TABLES[name] if name in _TABLES else self._all[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+
+#: The tables by name, each with its module and its name there.
+TABLES: Mapping[str, tuple[str, ...]] = _RuleTables()
 
 
 def table_named(name: str) -> RuleTable[Any]:

@@ -1,8 +1,12 @@
 """Packages add commands by the group `jaxprtool.commands`. A broken one does not affect others."""
 
+import importlib
+
 import pytest
 
+import jaxprtool
 from jaxprtool.cli.main import main
+from jaxprtool.registry import renderers
 
 INFO = """
 from jaxprtool.registry import CommandInfo
@@ -99,3 +103,34 @@ def test_metadata_older_than_the_code_is_an_error_with_the_remedy(monkeypatch, c
         "error: the installed metadata of jaxprtool names no commands\n"
         "hint: install it again, in a clone with `pip install -e .`\n"
     )
+
+
+#: A command with a result that has the name of one of ours.
+CLOCK = (
+    COMMAND
+    + """
+from jaxprtool.ir.documents import Printed
+
+class Cost(Printed):
+    pass
+
+class Drawn:
+    def plain(self):
+        return "tick"
+
+def drawn(cost, width):
+    return Drawn()
+"""
+)
+
+
+def test_results_of_the_same_name_are_printed_each_by_its_own_table(install):
+    tables = 'tables=(("clock_command:Cost", "clock_command:drawn"),), '
+    install("clock", INFO.replace("run=", f"{tables}run="), CLOCK, panel="Reference")
+    renderers.cache_clear()
+    try:
+        theirs = importlib.import_module("clock_command").Cost()
+        ours = jaxprtool.cost(jaxprtool.trace(lambda x: x + 1, 1.0))
+        assert str(theirs) == "tick" and str(ours).startswith("lambda: 1 FLOP")
+    finally:
+        renderers.cache_clear()

@@ -45,4 +45,5 @@ def result_html(result: object) -> str:
 
 
 def _rendering(result: object, width: int) -> Any:
-    return renderers()[type(result).__name__](result, width)
+    kind = type(result)
+    return renderers()[f"{kind.__module__}:{kind.__qualname__}"](result, width)

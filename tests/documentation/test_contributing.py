@@ -64,7 +64,12 @@ COMMAND = {
             summary="Count the equations by primitive.",
             run="jaxprtool.commands.census.command:census_command",
             documents=("jaxprtool.commands.census.census:Census",),
-            tables={"Census": "jaxprtool.commands.census.table:census_table"},
+            tables=(
+                (
+                    "jaxprtool.commands.census.census:Census",
+                    "jaxprtool.commands.census.table:census_table",
+                ),
+            ),
         )
         ''',
     "jaxprtool/commands/census/census.py": '''

@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Time variants in turns, with confidence intervals of ratios.",
     run="jaxprtool.commands.bench.command:bench_command",
     documents=("jaxprtool.commands.bench.turns:Bench",),
-    tables={
-        "Bench": "jaxprtool.commands.bench.table:bench_table",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.bench.turns:Bench",
+            "jaxprtool.commands.bench.table:bench_table",
+        ),
+    ),
 )

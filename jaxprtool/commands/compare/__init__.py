@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Measure how the results of variants of a function differ.",
     run="jaxprtool.commands.compare.command:compare_command",
     documents=("jaxprtool.commands.compare.bisection:Comparison",),
-    tables={
-        "Comparison": "jaxprtool.commands.compare.table:comparison_tables",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.compare.bisection:Comparison",
+            "jaxprtool.commands.compare.table:comparison_tables",
+        ),
+    ),
 )

@@ -9,7 +9,10 @@ INFO = CommandInfo(
     run="jaxprtool.commands.cost.command:cost_command",
     rules={"cost": "jaxprtool.commands.cost.rules:cost_rules"},
     documents=("jaxprtool.commands.cost.table:CostDocument",),
-    tables={
-        "Cost": "jaxprtool.commands.cost.table:cost_table",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.cost.estimate:Cost",
+            "jaxprtool.commands.cost.table:cost_table",
+        ),
+    ),
 )

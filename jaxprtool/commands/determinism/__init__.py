@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Run a function in several ways, and compare results bitwise.",
     run="jaxprtool.commands.determinism.command:determinism_command",
     documents=("jaxprtool.commands.compare.bisection:Determinism",),
-    tables={
-        "Determinism": "jaxprtool.commands.determinism.table:determinism_table",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.compare.bisection:Determinism",
+            "jaxprtool.commands.determinism.table:determinism_table",
+        ),
+    ),
 )

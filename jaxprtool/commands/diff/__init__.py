@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Show by line which equations differ between two programs.",
     run="jaxprtool.commands.diff.command:diff_command",
     documents=("jaxprtool.commands.diff.table:DiffDocument",),
-    tables={
-        "Diff": "jaxprtool.commands.diff.table:diff_text",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.diff.diff:Diff",
+            "jaxprtool.commands.diff.table:diff_text",
+        ),
+    ),
 )

@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Find wasted memory and time, and likely mistakes.",
     run="jaxprtool.commands.lint.command:lint_command",
     documents=("jaxprtool.commands.lint.findings:Findings",),
-    tables={
-        "Findings": "jaxprtool.commands.lint.table:findings_by_line",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.lint.findings:Findings",
+            "jaxprtool.commands.lint.table:findings_by_line",
+        ),
+    ),
 )

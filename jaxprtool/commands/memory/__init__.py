@@ -9,8 +9,14 @@ INFO = CommandInfo(
     run="jaxprtool.commands.memory.command:memory_command",
     rules={"memory": "jaxprtool.commands.memory.walk:workspace_rules"},
     documents=("jaxprtool.commands.memory.table:MemoryDocument",),
-    tables={
-        "CompiledPeak": "jaxprtool.commands.memory.table:compiled_table",
-        "Memory": "jaxprtool.commands.memory.table:memory_table",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.memory.compiled:CompiledPeak",
+            "jaxprtool.commands.memory.table:compiled_table",
+        ),
+        (
+            "jaxprtool.commands.memory.estimate:Memory",
+            "jaxprtool.commands.memory.table:memory_table",
+        ),
+    ),
 )

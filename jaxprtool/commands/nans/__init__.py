@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Find the equation that produces the first NaN or infinity.",
     run="jaxprtool.commands.nans.command:nans_command",
     documents=("jaxprtool.commands.nans.table:NansDocument",),
-    tables={
-        "NanSearch": "jaxprtool.commands.nans.table:first_found",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.nans.nans:NanSearch",
+            "jaxprtool.commands.nans.table:first_found",
+        ),
+    ),
 )

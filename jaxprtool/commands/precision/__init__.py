@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Find the lines that have to stay in f32.",
     run="jaxprtool.commands.precision.command:precision_command",
     documents=("jaxprtool.commands.compare.variants:Precision",),
-    tables={
-        "Precision": "jaxprtool.commands.precision.table:precision_text",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.compare.variants:Precision",
+            "jaxprtool.commands.precision.table:precision_text",
+        ),
+    ),
 )

@@ -11,7 +11,10 @@ INFO = CommandInfo(
         "jaxprtool.commands.profile.lines:Profile",
         "jaxprtool.commands.cost.table:CostDocument",
     ),
-    tables={
-        "Profile": "jaxprtool.commands.profile.table:profile_table",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.profile.lines:Profile",
+            "jaxprtool.commands.profile.table:profile_table",
+        ),
+    ),
 )

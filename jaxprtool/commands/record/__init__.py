@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Run a script; record what JAX compiles, and why it recompiles.",
     run="jaxprtool.commands.record.command:record_command",
     documents=("jaxprtool.recording.recorded_run:Run",),
-    tables={
-        "Run": "jaxprtool.commands.record.table:run_summary",
-    },
+    tables=(
+        (
+            "jaxprtool.recording.recorded_run:Run",
+            "jaxprtool.commands.record.table:run_summary",
+        ),
+    ),
 )

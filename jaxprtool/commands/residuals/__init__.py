@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Show the values that a gradient keeps for its backward pass.",
     run="jaxprtool.commands.residuals.command:residuals_command",
     documents=("jaxprtool.commands.residuals.residuals:Residuals",),
-    tables={
-        "Residuals": "jaxprtool.commands.residuals.table:residuals_table",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.residuals.residuals:Residuals",
+            "jaxprtool.commands.residuals.table:residuals_table",
+        ),
+    ),
 )

@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Show how XLA partitions a function over devices, by line.",
     run="jaxprtool.commands.shardings.command:shardings_command",
     documents=("jaxprtool.commands.shardings.partitions:Shardings",),
-    tables={
-        "Shardings": "jaxprtool.commands.shardings.table:shardings_tables",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.shardings.partitions:Shardings",
+            "jaxprtool.commands.shardings.table:shardings_tables",
+        ),
+    ),
 )

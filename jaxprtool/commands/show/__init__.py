@@ -12,7 +12,10 @@ INFO = CommandInfo(
         "jaxprtool.commands.show.command:StatsDocument",
         "jaxprtool.recording.recorded_run:Run",
     ),
-    tables={
-        "Stats": "jaxprtool.commands.show.table:stats_tables",
-    },
+    tables=(
+        (
+            "jaxprtool.analysis.stats:Stats",
+            "jaxprtool.commands.show.table:stats_tables",
+        ),
+    ),
 )

@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Show each source line with its FLOPs, bytes and residuals.",
     run="jaxprtool.commands.source.command:source_command",
     documents=("jaxprtool.commands.source.table:SourceDocument",),
-    tables={
-        "Source": "jaxprtool.commands.source.table:source_text",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.source.lines:Source",
+            "jaxprtool.commands.source.table:source_text",
+        ),
+    ),
 )

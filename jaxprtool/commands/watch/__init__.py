@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Run a function and summarize its intermediate values.",
     run="jaxprtool.commands.watch.command:watch_command",
     documents=("jaxprtool.commands.watch.watch:Watched",),
-    tables={
-        "Watched": "jaxprtool.commands.watch.table:watched_text",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.watch.watch:Watched",
+            "jaxprtool.commands.watch.table:watched_text",
+        ),
+    ),
 )

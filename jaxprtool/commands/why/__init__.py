@@ -12,9 +12,18 @@ INFO = CommandInfo(
         "jaxprtool.commands.why.slices:Path",
         "jaxprtool.commands.why.gradients:GradientAnswer",
     ),
-    tables={
-        "GradientAnswer": "jaxprtool.commands.why.table:gradient_text",
-        "Path": "jaxprtool.commands.why.table:path_text",
-        "Why": "jaxprtool.commands.why.table:slices_by_line",
-    },
+    tables=(
+        (
+            "jaxprtool.commands.why.gradients:GradientAnswer",
+            "jaxprtool.commands.why.table:gradient_text",
+        ),
+        (
+            "jaxprtool.commands.why.slices:Path",
+            "jaxprtool.commands.why.table:path_text",
+        ),
+        (
+            "jaxprtool.commands.why.slices:Why",
+            "jaxprtool.commands.why.table:slices_by_line",
+        ),
+    ),
 )

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
 from jaxprtool.cli import options, output
@@ -274,9 +273,10 @@ def _stats(program: Program, options: ShowOptions, top: int | None) -> Rendering
 
 def _form(format: Format) -> Callable[..., Rendering | Listing]:
     """Return the function that renders a program in a format."""
-    if format == "text":
-        return import_module("jaxprtool.render.terminal.listing").listing  # type: ignore[no-any-return]
-    return getattr(import_module("jaxprtool.render.terminal.tree"), format)
+    from jaxprtool.render.terminal.listing import listing
+    from jaxprtool.render.terminal.tree import table, tree
+
+    return {"text": listing, "tree": tree, "table": table}[format]
 
 
 class ShowDocument(NamedTuple):

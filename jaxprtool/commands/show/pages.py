@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from jaxprtool.cli import output
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.render.page import PageState
     from jaxprtool.render.terminal.listing import Listing, ShowOptions
+    from jaxprtool.render.views import Lines, PageView
 
 
 def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None:
@@ -53,9 +54,15 @@ def write_pages_or_listings(
 
 
 def write_states(
-    states: Sequence[PageState], shown: ShowOptions, out: str | None, added: Any = None
+    states: Sequence[PageState],
+    shown: ShowOptions,
+    out: str | None,
+    added: Callable[[Lines], tuple[Sequence[Any], Sequence[PageView]]] | None = None,
 ) -> None:
-    """Write a page of programs to the file of -o, with a tab for each of their states."""
+    """Write a page of programs to the file of -o, with a tab for each of their states.
+
+    `added` returns the summaries and the views of a report.
+    """
     from jaxprtool.analysis.stats import stats
     from jaxprtool.commands.cost.estimate import work_by_equation
     from jaxprtool.render.page import program_page

@@ -918,7 +918,11 @@ class ArgumentFates:
         ]
         if sum(leaf.nbytes for _, leaf in watched) < _LEAST_WATCHED:
             return
+        given = Counter(map(id, flat))
         for name, leaf in watched:
+            if given[id(leaf)] > 1:  # the call reads it as another argument: XLA cannot donate it
+                self._freed.append((program_name, name, False))
+                continue
             reference = weakref.ref(leaf, self._note(program_name, name, at))
             self._references[id(reference)] = reference
 

@@ -684,6 +684,15 @@ def test_arguments_that_the_caller_drops_in_the_line_of_the_call_are_told_from_t
     assert fates == [(("state['w']", "dropped"),), (("old['w']", "kept"),), ()]
 
 
+def test_an_array_that_is_given_twice_is_kept(run):
+    with run() as recording:
+        array = jnp.ones((512, 512))
+        array, other = jax.jit(lambda x, y: (x * 2, y * 3))(array, array)
+        del other
+    [program] = recording.programs.values()
+    assert dict(program.after_call) == {"x": "kept", "y": "kept"}
+
+
 def test_the_first_value_that_is_not_finite_is_found_where_the_script_reads_it(run):
     with run() as recording:
         scaled = jax.jit(lambda x: x * 10.0)

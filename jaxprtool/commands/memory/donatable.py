@@ -45,7 +45,8 @@ class Donatable:
 
     Attributes:
         arguments: Their names: `state`.
-        option: The option of `jax.jit` that donates them: `donate_argnames="state"`.
+        option: The option of `jax.jit` that donates them, and what is donated already:
+            `donate_argnames="state"`.
         saved_bytes: The bytes by which the estimated peak falls.
         is_dropped: Whether the recorded caller dropped all of them in the line of its call.
     """
@@ -95,7 +96,8 @@ def donatable(program: Program, estimate: Memory | None = None) -> Donatable | N
     lent = set(donations(donating).by_result.values())
     chosen = [argument for argument in chosen if lent.issuperset(argument.leaves)]
     positions = {i for argument in chosen for i in argument.leaves}
-    donating = program.replace(jit=options.donating(program.arguments, positions))
+    wanted = options.donating(program.arguments, positions)
+    donating = program.replace(jit=wanted)
     if not chosen:
         return None
     now = memory(program) if estimate is None else estimate
@@ -103,7 +105,9 @@ def donatable(program: Program, estimate: Memory | None = None) -> Donatable | N
     if saved < LEAST_SAVED:
         return None
     names = tuple(argument.name for argument in chosen)
-    return Donatable(names, _option(chosen), saved, all(a.is_dropped for a in chosen))
+    asked = [option.donated for option in wanted.of_arguments(program.arguments)]
+    donated = [a for a in _arguments(program) if a.leaves and all(asked[i] for i in a.leaves)]
+    return Donatable(names, _option(donated), saved, all(a.is_dropped for a in chosen))
 
 
 def _option(arguments: Sequence[_DonationCandidate]) -> str:
@@ -189,8 +193,10 @@ def _assigned(
 
 def _arguments(program: Program) -> list[_DonationCandidate]:
     """Return the arguments of a function, in order."""
-    positional, keywords = (tree.children() for tree in program.in_tree.children())
-    counts = [tree.num_leaves for tree in (*positional, *keywords)]
+    arguments_tree, keywords = program.in_tree.children()
+    positional = arguments_tree.children()
+    counts = [tree.num_leaves for tree in (*positional, *keywords.children())]
+    _, keys = keywords.node_data() or (dict, [])
     ends = list(accumulate(counts))
     firsts = [path_parts(name)[0] for name in program.arg_names]
     owners = Counter(first for first, _ in {(firsts[end - 1], end) for end in ends if end})
@@ -202,6 +208,8 @@ def _arguments(program: Program) -> list[_DonationCandidate]:
         name = name if owners[name] == 1 else f"argument {number}"  # as in `def f(*args)`
         is_dropped = all(fates.get(program.arg_names[i]) == "dropped" for i in leaves)
         is_positional = number < len(positional)
+        if not is_positional:  # its path begins with `kwargs` in `def f(**kwargs)`
+            name = keys[number - len(positional)]
         arguments.append(
             _DonationCandidate(name, number if is_positional else None, leaves, is_dropped)
         )

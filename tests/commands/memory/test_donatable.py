@@ -67,6 +67,19 @@ def test_only_a_jitted_function_that_does_not_donate_yet_could():
     assert donatable(jaxprtool.trace(donating, STATE, X)) is None
 
 
+def test_the_option_names_keyword_arguments_and_those_that_are_donated_already():
+    def step(w, **rest):
+        return [{"w": 2 * w["w"]}, {"rest": {"w": 3 * rest["rest"]["w"]}}, rest["x"]]
+
+    function = jax.jit(step, donate_argnums=0)
+    args, keywords = ({"w": W},), {"rest": {"w": W}, "x": X}
+    entry = donatable(jaxprtool.trace(function, *args, **keywords))
+    assert entry.arguments == ("rest",) and entry.option == "donate_argnames=['w', 'rest']"
+    donating = jax.jit(step, donate_argnames=("w", "rest")).lower(*args, **keywords)
+    leaves = jax.tree.leaves(donating.args_info)
+    assert [leaf.donated for leaf in leaves] == [True, True, False]
+
+
 def test_which_of_two_alike_arguments_is_the_old_state_is_unknown():
     def average(params, mean):
         return jax.tree.map(lambda p, m: 0.1 * p + 0.9 * m, params, mean)

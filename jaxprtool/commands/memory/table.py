@@ -89,9 +89,9 @@ def memory_table(
 
 
 def donation_text(missing: Donatable) -> str:
-    """Return the advice to donate: `donate_argnames="state" lowers the peak by 16.0 MiB`."""
+    """Return the advice to donate: `donate_argnames="state" lowers the peak by up to 16.0 MiB`."""
     condition = "" if missing.is_dropped else ", if the caller does not use it again"
-    return f"{missing.option} lowers the peak by {in_bytes(missing.saved_bytes)}{condition}"
+    return f"{missing.option} lowers the peak by up to {in_bytes(missing.saved_bytes)}{condition}"
 
 
 def peak_text(memory: Memory) -> str:

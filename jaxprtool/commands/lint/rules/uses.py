@@ -260,15 +260,13 @@ def missing_donations(program: LintedProgram) -> Iterator[Found]:
     if missing is None:
         return
     names = some(missing.arguments, 3)
+    saves = f"saves up to {in_bytes(missing.saved_bytes)} at the peak"
     if missing.is_dropped:
         message = f"the caller drops {names} in the line of the call, and it is not donated"
-        advice = f"{missing.option} of jax.jit saves {in_bytes(missing.saved_bytes)} at the peak"
+        advice = f"{missing.option} of jax.jit {saves}"
     else:
         message = f"results have the types and paths of {names}, which is not donated"
-        advice = (
-            f"if the caller does not use it again, {missing.option} of jax.jit saves "
-            f"{in_bytes(missing.saved_bytes)} at the peak"
-        )
+        advice = f"if the caller does not use it again, {missing.option} of jax.jit {saves}"
     yield Found(
         None,
         message,

@@ -963,12 +963,10 @@ class _ReadsOfCall:
     Attributes:
         count: Their number.
         bad: The number of those that are not finite.
-        is_bad: Whether the last one is not finite.
     """
 
     count: int = 0
     bad: int = 0
-    is_bad: bool = False
 
 
 class FiniteReads:
@@ -987,13 +985,13 @@ class FiniteReads:
             reads = self._calls[place] = _ReadsOfCall()
         reads.count += 1
         try:
-            is_nan, reads.is_bad = False, not np.isfinite(value).all()
-            if reads.is_bad:
+            is_nan, is_bad = False, not np.isfinite(value).all()
+            if is_bad:
                 is_nan = bool(np.isnan(value).any())
-                reads.is_bad = is_nan or array.size == 1
+                is_bad = is_nan or array.size == 1
         except TypeError:  # a dtype that NumPy cannot check
             return
-        if reads.is_bad:
+        if is_bad:
             reads.bad += 1
             if reads.bad == 1:
                 yield {
@@ -1015,5 +1013,4 @@ class FiniteReads:
                     "instruction": instruction,
                     "count": reads.count,
                     "bad": reads.bad,
-                    "is_bad": reads.is_bad,
                 }

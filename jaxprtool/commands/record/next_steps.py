@@ -71,7 +71,7 @@ def _of_values(run: Run, reads: NotFinite) -> NextStep:
         text = f"all {reads.count:,} values read here are {what}"
     elif reads.count == 1:
         text = f"the value read here is {what}"
-    elif reads.is_bad:
+    elif not reads.count or reads.bad == reads.count - reads.first + 1:
         of = f" of {reads.count:,}" if reads.count else ""
         text = f"the values read here are {what} from number {reads.first:,}{of} on"
     else:

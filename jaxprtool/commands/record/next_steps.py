@@ -56,7 +56,7 @@ def next_steps(
     most = max(most_of_run * run.seconds, _LEAST_SECONDS)
     folder = shlex.quote(run.folder.rstrip("/"))
     return (
-        *(_of_values(run, reads) for reads in run.not_finite[:_MOST]),
+        *(_of_values(run, reads) for reads in list(dict.fromkeys(run.not_finite))[:_MOST]),
         *_of_programs(run, read, codes, folder, most),
         *list(_of_recompilations(run, folder))[:_MOST],
     )

@@ -73,6 +73,12 @@ def test_values_are_nan_from_one_on_if_all_after_it_are(recorded, count, bad, te
     assert [step.text for step in next_steps(run, None)] == [text]
 
 
+def test_a_line_that_reads_a_nan_in_two_calls_is_named_once(recorded):
+    first, other = (NotFinite(f"train.py:{n}", "f32[]", True, 3, 8, 6) for n in (8, 9))
+    run = replace(recorded, not_finite=(first, first, other), functions=())
+    assert [step.line for step in next_steps(run, None)] == ["train.py:8", "train.py:9"]
+
+
 def test_programs_that_lint_has_no_time_for_are_counted(recorded, monkeypatch):
     monkeypatch.setattr("jaxprtool.commands.record.next_steps._LEAST_SECONDS", -1.0)
     skipped = next_steps(recorded, None, most_of_run=-1.0)[1]

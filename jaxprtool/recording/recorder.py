@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import re
 import sys
@@ -841,6 +842,9 @@ class CallSite(NamedTuple):
 
 NOWHERE = FileLine("", 0)
 
+#: The opcode PRECALL of Python 3.11, and its size with its cache.
+_PRECALL, _PRECALL_BYTES = dis.opmap.get("PRECALL"), 4
+
 
 class CallSites:
     """Reads sites from the running stack.
@@ -867,11 +871,18 @@ class CallSites:
                 if kind == 2:
                     self._seen(file)
             if kind == 2:
-                return CallSite(FileLine(file, frame.f_lineno), library, frame.f_lasti)
+                return CallSite(FileLine(file, frame.f_lineno), library, _instruction(frame))
             if kind == 1 and not library.file:
                 library = FileLine(file, frame.f_lineno)
             frame = frame.f_back
         return CallSite(library, NOWHERE)
+
+
+def _instruction(frame: FrameType) -> int:
+    """Return the offset of the instruction that a frame runs, in bytes."""
+    # Python 3.11 runs a specialized call in the PRECALL before its CALL.
+    is_precall = frame.f_code.co_code[frame.f_lasti] == _PRECALL
+    return frame.f_lasti + _PRECALL_BYTES if is_precall else frame.f_lasti
 
 
 def _kind(file: str) -> int:

@@ -684,6 +684,18 @@ def test_arguments_that_the_caller_drops_in_the_line_of_the_call_are_told_from_t
     assert fates == [(("state['w']", "dropped"),), (("old['w']", "kept"),), ()]
 
 
+def test_the_values_of_a_call_are_counted_together_when_python_has_specialized_it(run):
+    def read(value):
+        float(value)
+
+    with run() as recording:
+        inverse = jax.jit(lambda x: 1 / x)
+        for step in range(20):
+            read(inverse(15.0 - min(step, 15)))
+    [reads] = recording.run.not_finite
+    assert (reads.first, reads.count, reads.bad) == (16, 20, 5)
+
+
 def test_the_first_value_that_is_not_finite_is_found_where_the_script_reads_it(run):
     with run() as recording:
         scaled = jax.jit(lambda x: x * 10.0)

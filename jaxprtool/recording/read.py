@@ -554,7 +554,7 @@ def _unfinished(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[Unfi
 def _not_finite(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[NotFinite]:
     """Return the lines of a process that read values that are not finite, the first one first."""
     totals = {
-        (*event["user"], event["instruction"]): (event["count"], event["bad"], event["is_bad"])
+        (*event["user"], event["instruction"]): (event["count"], event["bad"])
         for event in process.of("reads")
     }
     for event in process.of("not_finite"):

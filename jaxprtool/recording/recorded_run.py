@@ -253,7 +253,6 @@ class NotFinite:
         first: Its number among the values that this call of the line has read, from 1.
         count: The number of values read; 0 if the process was killed before it wrote it.
         bad: The number of those that are not finite; 0 likewise.
-        is_bad: Whether the last value is not finite.
     """
 
     line: str
@@ -262,7 +261,6 @@ class NotFinite:
     first: int
     count: int = 0
     bad: int = 0
-    is_bad: bool = True
 
 
 @document(optional=("line", "advice", "command", "program"))

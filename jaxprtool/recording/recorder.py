@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import os
 import re
 import sys
@@ -841,6 +842,9 @@ class CallSite(NamedTuple):
 
 NOWHERE = FileLine("", 0)
 
+#: The opcode PRECALL of Python 3.11, and its size with its cache.
+_PRECALL, _PRECALL_BYTES = dis.opmap.get("PRECALL"), 4
+
 
 class CallSites:
     """Reads sites from the running stack.
@@ -867,11 +871,18 @@ class CallSites:
                 if kind == 2:
                     self._seen(file)
             if kind == 2:
-                return CallSite(FileLine(file, frame.f_lineno), library, frame.f_lasti)
+                return CallSite(FileLine(file, frame.f_lineno), library, _instruction(frame))
             if kind == 1 and not library.file:
                 library = FileLine(file, frame.f_lineno)
             frame = frame.f_back
         return CallSite(library, NOWHERE)
+
+
+def _instruction(frame: FrameType) -> int:
+    """Return the offset of the instruction that a frame runs, in bytes."""
+    # Python 3.11 runs a specialized call in the PRECALL before its CALL.
+    is_precall = frame.f_code.co_code[frame.f_lasti] == _PRECALL
+    return frame.f_lasti + _PRECALL_BYTES if is_precall else frame.f_lasti
 
 
 def _kind(file: str) -> int:
@@ -967,12 +978,10 @@ class _ReadsOfCall:
     Attributes:
         count: Their number.
         bad: The number of those that are not finite.
-        is_bad: Whether the last one is not finite.
     """
 
     count: int = 0
     bad: int = 0
-    is_bad: bool = False
 
 
 class FiniteReads:
@@ -991,13 +1000,13 @@ class FiniteReads:
             reads = self._calls[place] = _ReadsOfCall()
         reads.count += 1
         try:
-            is_nan, reads.is_bad = False, not np.isfinite(value).all()
-            if reads.is_bad:
+            is_nan, is_bad = False, not np.isfinite(value).all()
+            if is_bad:
                 is_nan = bool(np.isnan(value).any())
-                reads.is_bad = is_nan or array.size == 1
+                is_bad = is_nan or array.size == 1
         except TypeError:  # a dtype that NumPy cannot check
             return
-        if reads.is_bad:
+        if is_bad:
             reads.bad += 1
             if reads.bad == 1:
                 yield {
@@ -1019,5 +1028,4 @@ class FiniteReads:
                     "instruction": instruction,
                     "count": reads.count,
                     "bad": reads.bad,
-                    "is_bad": reads.is_bad,
                 }

@@ -56,7 +56,7 @@ def next_steps(
     most = max(most_of_run * run.seconds, _LEAST_SECONDS)
     folder = shlex.quote(run.folder.rstrip("/"))
     return (
-        *(_of_values(run, reads) for reads in run.not_finite[:_MOST]),
+        *(_of_values(run, reads) for reads in list(dict.fromkeys(run.not_finite))[:_MOST]),
         *_of_programs(run, read, codes, folder, most),
         *list(_of_recompilations(run, folder))[:_MOST],
     )
@@ -71,7 +71,7 @@ def _of_values(run: Run, reads: NotFinite) -> NextStep:
         text = f"all {reads.count:,} values read here are {what}"
     elif reads.count == 1:
         text = f"the value read here is {what}"
-    elif reads.is_bad:
+    elif not reads.count or reads.bad == reads.count - reads.first + 1:
         of = f" of {reads.count:,}" if reads.count else ""
         text = f"the values read here are {what} from number {reads.first:,}{of} on"
     else:

@@ -12,7 +12,7 @@ from jaxprtool.commands.record.page import run_page
 from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.recording.read import read_run
-from jaxprtool.recording.recorded_run import NextStep
+from jaxprtool.recording.recorded_run import NextStep, NotFinite
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,9 @@ def test_each_kind_of_finding_has_its_line_and_a_command(recorded):
     assert all(file in step.line and step.program == "step" for step in (nan, lint, donate))
     assert nan.text == "all 2 values read here are NaN"
     assert lint.text.startswith(f"1 finding of lint: key reuse at {lint.line}")
-    assert donate.text.startswith('donate_argnames="state" of jax.jit saves up to 2.0 MiB at the peak')
+    assert donate.text.startswith(
+        'donate_argnames="state" of jax.jit saves up to 2.0 MiB at the peak'
+    )
     assert again.text.startswith("step was compiled 2 times") and again.program == "step@2"
     for step, words in ((lint, "lint"), (donate, "memory"), (again, "diff")):
         assert step.command.startswith(f"jaxprtool {words} ")
@@ -57,6 +59,26 @@ def test_the_command_for_a_nan_records_the_script_again(recorded):
     other = next_steps(replace(recorded, command=("bash", "a b.sh")), unreadable)[0]
     assert other.command == "jaxprtool record --keep step --until nan -- bash 'a b.sh'"
     assert next_steps(replace(recorded, command=()), unreadable)[0].command == ""
+
+
+@pytest.mark.parametrize(
+    "count, bad, text",
+    [
+        (8, 6, "the values read here are NaN from number 3 of 8 on"),
+        (8, 2, "2 of 8 values read here are NaN, first number 3"),  # the last one may be NaN
+        (0, 0, "the values read here are NaN from number 3 on"),  # the process was killed
+    ],
+)
+def test_values_are_nan_from_one_on_if_all_after_it_are(recorded, count, bad, text):
+    reads = NotFinite("train.py:8", "f32[]", True, 3, count, bad)
+    run = replace(recorded, not_finite=(reads,), functions=())
+    assert [step.text for step in next_steps(run, None)] == [text]
+
+
+def test_a_line_that_reads_a_nan_in_two_calls_is_named_once(recorded):
+    first, other = (NotFinite(f"train.py:{n}", "f32[]", True, 3, 8, 6) for n in (8, 9))
+    run = replace(recorded, not_finite=(first, first, other), functions=())
+    assert [step.line for step in next_steps(run, None)] == ["train.py:8", "train.py:9"]
 
 
 def test_programs_that_lint_has_no_time_for_are_counted(recorded, monkeypatch):

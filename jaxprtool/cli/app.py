@@ -16,7 +16,14 @@ from typer.main import get_command
 
 from jaxprtool import registry
 from jaxprtool.cli import completion, errors, launch, options, output, start
-from jaxprtool.errors import JaxprToolError, OutputError, PluginError, described
+from jaxprtool.errors import (
+    ArgumentsError,
+    JaxprToolError,
+    OutputError,
+    PluginError,
+    described,
+    did_you_mean,
+)
 from jaxprtool.ir import process
 from jaxprtool.registry import CommandInfo
 from jaxprtool.render.terminal.tables import CYAN, GREEN, MAGENTA, RED, YELLOW, color_name
@@ -68,6 +75,10 @@ class _Commands(_OrderedHelp, TyperGroup):
         arguments = _with_present_names(arguments)
         if (info := registry.command_info(arguments[0])) is not None:
             self.add_command(load_command(arguments[0], info))
+        elif not context.resilient_parsing and (
+            near := did_you_mean(arguments[0], [*registry.commands(), *_ALIASES])
+        ):
+            raise ArgumentsError(f"no such command '{arguments[0]}'", near)
         return super().resolve_command(context, arguments)
 
     def format_help(self, context: Any, formatter: object) -> None:

@@ -462,17 +462,19 @@ class _ArgumentReader:
 
     def _of_dtype(self, node: ast.Call, numbers: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """Return numbers as an array of a dtype; raise an error if it cannot represent them."""
-        if jax.dtypes.issubdtype(dtype, np.complexfloating):
-            return numbers.astype(dtype)
-        fits = numbers.dtype.kind != "c"
-        if fits and not jax.dtypes.issubdtype(dtype, np.inexact):
+        inexact = jax.dtypes.issubdtype(dtype, np.inexact)
+        fits = numbers.dtype.kind != "c" or jax.dtypes.issubdtype(dtype, np.complexfloating)
+        if fits and inexact:
+            with np.errstate(over="ignore"):
+                array = numbers.astype(dtype)
+            special = np.isinf, np.isnan
+            fits = all(np.array_equal(test(numbers), test(array)) for test in special)
+        elif fits:
             fits = np.array_equal(numbers, np.trunc(numbers))
         if not fits:
             message = f"{self.source.segment(node)} has values that {dtype} cannot represent"
             raise self.source.fail(node, message)
-        finite = numbers[np.isfinite(numbers)]
-        self._held_in(node, finite if jax.dtypes.issubdtype(dtype, np.inexact) else numbers, dtype)
-        return numbers.astype(dtype)
+        return array if inexact else self._held_in(node, numbers, dtype)
 
     def _zeros(self, node: ast.Call) -> np.ndarray:
         struct = self._array_type(self._options(node, ("type",))["type"], float0=True)
@@ -535,7 +537,7 @@ class _ArgumentReader:
     def _dtype_option(self, node: ast.expr) -> np.dtype:
         if not isinstance(node, ast.Name):
             raise self.source.not_allowed(node, _TYPES_HINT)
-        return self._dtype(node.id, self.source.start(node))
+        return self._dtype(self.source.segment(node), self.source.start(node))
 
     def _real(self, node: ast.expr) -> int | float:
         value = self._number(node)

@@ -68,6 +68,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(cli, folder, command):
     [
         (["opt", DOUBLE, "-p", "dec"], "hint: did you mean 'dce'?"),
         (["show", "functions.py:duoble"], "hint: did you mean 'double'?"),
+        (["shwo", DOUBLE], "hint: did you mean 'show'?"),
         (["run", DOUBLE, "--backend", "cpuu"], "hint: did you mean 'cpu'?"),
         (
             ["show", "--frobnicate", DOUBLE],

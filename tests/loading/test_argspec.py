@@ -466,6 +466,9 @@ def test_arrays_of_given_numbers(text, values, dtype):
         ("full((8,), 2.0)", "expected a type such as f32[3] (column 6) | write f32[8]"),
         ("full(i32[2], 2.5)", "full(i32[2], 2.5) has values that int32 cannot represent"),
         ("full(i8[2], 300)", "has values from 300 to 300, which int8 cannot represent"),
+        ("array([inf], f8_e4m3fn)", "has values that float8_e4m3fn cannot represent"),
+        ("full(c64[1], 1e60)", "full(c64[1], 1e60) has values that complex64 cannot represent"),
+        ("array([1], f32[1])", "unknown name 'f32[1]' in --args (column 12) | did you mean 'f32'?"),
         ("array(['x'])", "array(...) takes numbers in nested lists (column 1)"),
     ],
 )

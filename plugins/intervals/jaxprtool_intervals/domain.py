@@ -13,6 +13,9 @@ from jaxprtool.extend.domains import BodyBuilder, Domain, by_edges, custom_deriv
 
 INF = math.inf
 
+#: The largest magnitude of integers that are bounded: floats hold larger ones rounded.
+EXACT = 2**53 - 1
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -34,6 +37,8 @@ def of_value(value, dtype):
     array = np.asarray(value).astype(np.float64) if real else np.empty(0)
     if not array.size or np.isnan(array).any():
         return Interval()
+    if jnp.issubdtype(dtype, np.integer) and np.abs(array).max() > EXACT:
+        return of_any(dtype)
     return Interval(float(array.min()), float(array.max()), False)
 
 
@@ -66,6 +71,8 @@ def multiplied(x, y):
 
 def summed(count, x):
     """Return the interval of a sum of terms."""
+    if not isinstance(count, int):  # symbolic
+        return Interval()
     return hull((x.low * count, x.high * count), x) if count else Interval(0.0, 0.0, False)
 
 
@@ -80,15 +87,23 @@ def monotone(function):
     return lambda eqn, x: hull((function(x.low), function(x.high)), x)
 
 
+def exponential(a):
+    """Return the exponential, or infinity where it overflows."""
+    try:
+        return math.exp(a)
+    except OverflowError:
+        return INF
+
+
 rule(rules, "add", "add_any")(lambda eqn, x, y: corners(lambda a, b: a + b, x, y))
 rule(rules, "sub")(lambda eqn, x, y: corners(lambda a, b: a - b, x, y))
 rule(rules, "mul")(lambda eqn, x, y: multiplied(x, y))
 rule(rules, "max")(lambda eqn, x, y: hull((max(x.low, y.low), max(x.high, y.high)), x, y))
 rule(rules, "min")(lambda eqn, x, y: hull((min(x.low, y.low), min(x.high, y.high)), x, y))
 rule(rules, "neg")(monotone(lambda a: -a))
-rule(rules, "exp")(monotone(lambda a: math.exp(a) if a < 700 else INF))
+rule(rules, "exp")(monotone(exponential))
 rule(rules, "tanh")(monotone(math.tanh))
-rule(rules, "logistic")(monotone(lambda a: math.tanh(a / 2) / 2 + 0.5))
+rule(rules, "logistic")(monotone(lambda a: 1 / (1 + exponential(-a))))
 rule(rules, "sin", "cos")(lambda eqn, x: Interval(-1.0, 1.0, x.nan or INF in (-x.low, x.high)))
 rule(rules, "reduce_sum")(lambda eqn, x: summed(_size(eqn), x))
 rule(rules, "dot_general")(lambda eqn, x, y: summed(_size(eqn), multiplied(x, y)))
@@ -109,7 +124,7 @@ def _size(eqn):
 def rounded(x, eqn, dtype):
     """Return the interval of results as they are rounded, or wrapped, to a dtype."""
     if jnp.issubdtype(dtype, np.integer):
-        least, most = max(jnp.iinfo(dtype).min, -(2**53)), min(jnp.iinfo(dtype).max, 2**53)
+        least, most = max(jnp.iinfo(dtype).min, -EXACT), min(jnp.iinfo(dtype).max, EXACT)
         if x.nan or x.low < least or x.high > most:
             return of_any(dtype)
         return Interval(math.floor(x.low), math.ceil(x.high), False)
@@ -117,14 +132,19 @@ def rounded(x, eqn, dtype):
         return of_any(dtype)
     if traits(eqn).moves or eqn.primitive.name in ("max", "min", "neg", "abs"):
         return x
+    if x == Interval():
+        return x
     info = jnp.finfo(dtype)
+    least, most, tiny = float(info.min), float(info.max), float(info.tiny)
     # Rounding keeps the order of sums, so that a bound is off by its own error. Accelerators round
     # the operands of products to few digits.
-    terms = max((math.prod(v.aval.shape) for v in eqn.invars), default=1)
+    terms = _size(eqn) if eqn.primitive.name == "reduce_sum" else 1
     error = 2.0**-7 if traits(eqn).bilinear else float(info.eps) * (16 + terms)
-    low = x.low - abs(x.low) * error - float(info.tiny)
-    high = x.high + abs(x.high) * error + float(info.tiny)
-    low, high = -INF if low < info.min else low, INF if high > info.max else high
+    low, high = min(x.low, most), max(x.high, least)
+    low, high = low - abs(low) * error - tiny, high + abs(high) * error + tiny
+    if (low < least or high > most) and not np.isinf(np.asarray(INF).astype(dtype)):
+        return Interval()  # the dtype has no infinity, so that what overflows is NaN
+    low, high = -INF if low < least else low, INF if high > most else high
     return Interval(low, high, x.nan or (math.isinf(low) and math.isinf(high)))
 
 
@@ -154,7 +174,7 @@ class IntervalBodyBuilder(BodyBuilder):
             return
         self.unchanged(eqn, operands)
         apply = rules.get(eqn.primitive.name)
-        if apply is None and traits(eqn).gives in ("same", "layout"):
+        if apply is None and traits(eqn).gives in ("same", "layout") and len(eqn.outvars) == 1:
             apply = rules["slice"]
         for var in eqn.outvars:
             found = apply(eqn, *kinds) if apply else Interval()

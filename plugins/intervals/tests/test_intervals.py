@@ -96,6 +96,34 @@ def test_integers_wrap():
     assert bounded(lambda n: n + n, n, n=(-8, 9)) == (-16, 18)
 
 
+@pytest.mark.parametrize(
+    ("function", "x"),
+    [
+        (jax.nn.sigmoid, np.float32([-60, -50])),
+        (jnp.exp, np.float64([705, 706])),
+        (lambda x: x * 0 + np.array([2**53 + 1]) - 2**53, np.array([1])),
+        (lambda x: x + 2**53 - 2**53, np.array([1])),
+        (lambda x: x.astype(jnp.float8_e4m3fn), np.float32([0, 1000])),
+        (lambda x: lax.optimization_barrier((x, x + 7))[1], np.float32([0, 1])),
+    ],
+    ids=["small", "large", "constant", "integer", "float8", "barrier"],
+)
+def test_bounds_hold_at_the_limits_of_a_dtype_and_of_each_result(function, x):
+    with jax.enable_x64(True):
+        program = jaxprtool.trace(function, x)
+        (found,) = bounds(program, {program.arg_names[0]: (x.min(), x.max())}).values()
+        result = np.asarray(program(x))
+    within = (found.low <= result) & (result <= found.high)
+    assert np.all(within | (np.isnan(result.astype(float)) & found.nan))
+
+
+def test_sizes_may_be_symbolic():
+    (found,) = bounds(jaxprtool.load("jax.nn:sigmoid", "f32[n]"), {"x": (-1, 1)}).values()
+    assert 0.2 < found.low < found.high < 0.8
+    (found,) = bounds(jaxprtool.load("jax.numpy:sum", "f32[n]"), {"a": (0, 1)}).values()
+    assert found.high == np.inf
+
+
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_bounds_hold(seed):

@@ -189,7 +189,7 @@ def _orbax(error: type[JaxprToolError], why: str) -> Iterator[Any]:
             raise
         raise error(
             f"{why}, and orbax-checkpoint is not installed",
-            'pip install "jaxprtool[distributed]"',
+            "pip install orbax-checkpoint",
         ) from None
     logger = logging.getLogger("absl")
     level, hook = logger.level, sys.unraisablehook

@@ -109,7 +109,8 @@ def _fault(place: RemoteTarget, outcome: processes.CommandOutcome) -> JaxprToolE
     if not said and "No module named jaxprtool" in outcome.stderr:
         python = place.python or sys.executable
         return TargetError(
-            f"jaxprtool is not installed for {python}", f"{python} -m pip install jaxprtool"
+            f"jaxprtool is not installed for {python}",
+            f"install it there, in a clone with `{python} -m pip install .`",
         )
     error_type = UserFunctionError if outcome.status == _FUNCTION_RAISED else TargetError
     message = f"{place}: {said[-1] if said else outcome}"

@@ -63,4 +63,4 @@ def _require_terminal(target: str) -> None:
 
 def _require_textual() -> None:
     if importlib.util.find_spec("textual") is None:
-        raise OutputError("browse needs Textual", 'pip install "jaxprtool[browse]"')
+        raise OutputError("browse needs Textual", 'pip install "textual>=8"')

@@ -216,7 +216,7 @@ def memory_picture_format(path: str) -> str:
         raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
     if importlib.util.find_spec("matplotlib") is None:
         raise OutputError(
-            f"cannot draw '{path}': matplotlib is not installed", 'pip install "jaxprtool[plot]"'
+            f"cannot draw '{path}': matplotlib is not installed", "pip install matplotlib"
         )
     return file_format[1:]
 

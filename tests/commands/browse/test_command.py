@@ -124,7 +124,7 @@ def test_without_textual_the_error_explains_how_to_install_it(cli, monkeypatch, 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     found = cli("browse", NET)
     assert found.code == 2
-    assert found.lines == ["error: browse needs Textual", 'hint: pip install "jaxprtool[browse]"']
+    assert found.lines == ["error: browse needs Textual", 'hint: pip install "textual>=8"']
 
 
 def test_errors_are_reported_before_the_screen_is_taken(cli, on_terminal):

@@ -289,7 +289,7 @@ class SourcePane(LinePane):
         super().__init__("source")
         self.document = document
         self._sources = sources
-        self._eqn: JaxprEqn | None = None
+        self._node: OutlineNode | None = None
         self._frames: list[UserFrame] = []
         self._shown = 0
         self._lines: list[Text] = []
@@ -315,7 +315,7 @@ class SourcePane(LinePane):
         has_equations = (
             self.has_focus
             and self.frame is not None
-            and ((self.frame.file, number + 1) in self.document.by_line)
+            and (self.frame.file, number + 1) in self.document.lines
         )
         text = Text.assemble((f"{number + 1:>{width}} ", "bold" if is_here else "dim"), end="")
         text.append_text(self._lines[number])
@@ -323,10 +323,10 @@ class SourcePane(LinePane):
             text.stylize("bold")
         return "=" if is_here else "*" if has_equations else " ", text
 
-    def show(self, eqn: JaxprEqn | None, number: int = 0) -> None:
-        """Show one of the frames of an equation, if it has any."""
-        self._eqn = eqn
-        self._frames = [] if eqn is None else self.document.all_frames(eqn)
+    def show(self, node: OutlineNode | None, number: int = 0) -> None:
+        """Show one of the frames of a row, if it has any."""
+        self._node = node
+        self._frames = [] if node is None else self.document.all_frames(node)
         self._shown = number % max(len(self._frames), 1)
         frame = self.frame
         self._lines = [] if frame is None else self._sources.lines(frame.file)
@@ -338,16 +338,16 @@ class SourcePane(LinePane):
 
     def _title(self) -> str:
         frame, frames = self.frame, self.document.frames
-        if frame is None or self._eqn is None:
+        if frame is None or self._node is None:
             return "no source"
         missing = "" if self._lines else f" ({self._sources.fault(frame.file)})"
         if self._shown == 0:
-            return BEHIND.join(self.document.frames.texts(self._eqn)) + missing
+            return frames.line_of(self._node.equations) + missing
         return f"{frames.text(frame)}{missing}  frame {self._shown + 1} of {len(self._frames)}"
 
     def show_next(self) -> None:
         """Show the next frame."""
-        self.show(self._eqn, self._shown + 1)
+        self.show(self._node, self._shown + 1)
 
     def action_take(self) -> None:
         """Go to the equations of the current line."""
@@ -391,7 +391,7 @@ def _of_equation(
     document: Document, navigator: Navigator, node: OutlineNode, eqn: JaxprEqn
 ) -> Iterator[tuple[str, Text]]:
     frames = document.frames
-    if (location := frames.location(eqn)) is not None:
+    if (location := frames.location_of(node.equations)) is not None:
         behind = "".join(BEHIND + frames.text(frame) for frame in location.behind)
         yield "line", Text.assemble(_plain(frames.text(location.frame)), (_plain(behind), "dim"))
     if scope := "/".join(_scopes(document, node)):

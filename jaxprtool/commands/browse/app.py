@@ -31,7 +31,7 @@ from jaxprtool.commands.browse.navigation import (
     way_text,
 )
 from jaxprtool.commands.browse.outline import Kind, OutlineNode, Place, ProgramOutline
-from jaxprtool.commands.browse.panes import LinePane, ProgramPane, SourcePane, info
+from jaxprtool.commands.browse.panes import InfoPane, LinePane, ProgramPane, SourcePane, info
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
 from jaxprtool.extend.listing import plural
@@ -82,7 +82,7 @@ class Browser(App[None]):
         Binding("tab", "pane(1)", show=False, priority=True),
         Binding("shift+tab", "pane(-1)", show=False, priority=True),
         Binding("t", "regroup", show=False),
-        Binding("slash", "search", show=False),
+        Binding("slash", "search", show=False, priority=True),
         Binding("n", "match(1)", show=False),
         Binding("N", "match(-1)", show=False),
         Binding("d", "definitions", show=False),
@@ -122,8 +122,7 @@ class Browser(App[None]):
         document, outline = self._shown(self._state)
         self.program = ProgramPane(document, outline)
         self.source = SourcePane(document, self._sources)
-        self.info = Static(id="text")
-        self.info_pane = VerticalScroll(self.info, id="info")
+        self.info = InfoPane()
 
     # --- start and exit -----------------------------------------------------------------------
 
@@ -134,7 +133,7 @@ class Browser(App[None]):
             yield self.program
             with Container(id="beside"):
                 yield self.source
-                yield self.info_pane
+                yield self.info
         yield Static(id="status")
         yield Input(
             id="search", compact=True, placeholder="primitive, type, path, scope, file:line"
@@ -144,7 +143,6 @@ class Browser(App[None]):
     def on_mount(self) -> None:
         """Show the program, and set up the exit on signals."""
         self.theme = "ansi-dark"
-        self.info_pane.border_title = "equation"
         keys = Text("  ", no_wrap=True, overflow="ellipsis").join(
             Text.assemble((key, "bold"), " ", meaning) for key, meaning in _FOOTER
         )
@@ -252,17 +250,15 @@ class Browser(App[None]):
 
     def _tell_row(self) -> None:
         """Show the source location and the details of the current row."""
-        node = self.program.node
+        node = located = self.program.node
+        if node is not None and node.kind is Kind.scope:
+            located = next((n for n in node.children or () if n.eqn is not None), node)
+        self.source.show(located)
+        self.query_one("#beside").set_class(self.source.frame is None, "-sourceless")
         if node is None:
-            self.source.show(None)
-            self.info.update(Text("the program has no equations", "dim"))
-            return
-        shown = node
-        if node.kind is Kind.scope:
-            shown = next((n for n in node.children or () if n.eqn is not None), node)
-        self.source.show(shown)
-        self.info.update(info(self.program.document, self._navigator, node))
-        self.info_pane.scroll_home(animate=False)
+            self.info.show(Text("the program has no equations", "dim"))
+        else:
+            self.info.show(info(self.program.document, self._navigator, node))
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(Text(text, no_wrap=True, overflow="ellipsis"))
@@ -308,12 +304,14 @@ class Browser(App[None]):
         """Go to another pane."""
         if len(self.screen_stack) > 1:  # a dialog is open, which ignores the key
             return
-        self.screen.remove_class("-searching")
-        panes: list[LinePane | VerticalScroll] = [self.program, self.source, self.info_pane]
+        self._show_entry(False)
+        panes: list[LinePane | InfoPane] = [self.program, self.source, self.info]
+        if self.source.frame is None:
+            panes.remove(self.source)
         focused = panes.index(self.focused) if self.focused in panes else 0  # type: ignore[arg-type]
         self.screen.remove_class("-alone")
         chosen = panes[(focused + by) % len(panes)]
-        self.query_one("#beside").set_class(chosen is self.info_pane, "-info")
+        self.query_one("#beside").set_class(chosen is self.info, "-info")
         chosen.focus()
 
     def action_regroup(self) -> None:
@@ -369,10 +367,21 @@ class Browser(App[None]):
 
     def action_search(self) -> None:
         """Ask for a query."""
-        self.screen.add_class("-searching")
         entry = self.query_one("#search", Input)
         entry.value = ""
-        entry.focus()
+        self._show_entry(True)
+        # At once, as the key has priority: else the keys after it, typed fast or pasted, are the
+        # program's.
+        self.screen.set_focus(entry)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Return False for a search in a dialog, or while a query is typed."""
+        is_typing = len(self.screen_stack) > 1 or isinstance(self.focused, Input)
+        return not (action == "search" and is_typing)
+
+    def _show_entry(self, is_shown: bool) -> None:
+        self.query_one("#search").display = is_shown
+        self.query_one("#status").display = not is_shown
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Go to the first matching row."""
@@ -386,8 +395,8 @@ class Browser(App[None]):
             self._say(f"no match for {event.value}")
 
     def _leave_search(self) -> None:
-        self.screen.remove_class("-searching")
-        self.program.focus()
+        self._show_entry(False)
+        self.screen.set_focus(self.program)
 
     def _show_matches(self, found: Matches, number: int | None = None) -> None:
         self._matches = found

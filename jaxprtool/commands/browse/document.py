@@ -71,7 +71,7 @@ class Document:
         self._scope_reader = ScopeReader(self.about.roots)
         self._scopes: dict[Jaxpr, Sequence[tuple[str, ...]]] = {}
         self._options = ShowOptions(names=names, terse=True)
-        #: Whether names and marks are known, which are computed later for a large program.
+        #: Whether names, scopes and marks are known, which a large program computes later.
         self.is_complete = len(self.top.eqns) <= MANY and self.count <= MANY
         self.reader = Reader(self.about, self._options, named=self.is_complete)
 
@@ -81,8 +81,9 @@ class Document:
         return self._selection.count(self.top)
 
     def complete(self) -> None:
-        """Compute the names of variables and the changes of a large program."""
+        """Compute the names of variables, the scopes and the changes of a large program."""
         if not self.is_complete:
+            self.scopes(self.top)
             self.reader = Reader(self.about, self._options)
             _ = self.state.marks
             self.is_complete = True

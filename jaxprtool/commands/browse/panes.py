@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
+from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -107,9 +108,10 @@ class LinePane(ScrollView, can_focus=True):
 
     def go_to(self, number: int, center: bool = False) -> None:
         """Move the cursor to a line, and scroll it into view."""
+        self.refresh_line(self.cursor)
         self.cursor = max(min(number, self.line_count - 1), 0)
         self._see(center)
-        self.refresh()
+        self.refresh_line(self.cursor)
         self.post_message(self.Moved(self))
 
     def _see(self, center: bool) -> None:
@@ -354,8 +356,39 @@ class SourcePane(LinePane):
         self.post_message(self.Taken())
 
 
-# --- info -----------------------------------------------------------------------------------------
-# The details of a row in the pane below the source.
+# --- info pane ------------------------------------------------------------------------------------
+# The pane with the details of a row, below the source.
+
+
+class InfoPane(ScrollView, can_focus=True):
+    """Shows a text, which is laid out once: a `Static` takes several layouts of the screen."""
+
+    def __init__(self) -> None:
+        super().__init__(id="info")
+        self.border_title = "equation"
+        self.strips: list[Strip] = []
+        self._shown: RenderableType = ""
+
+    def show(self, shown: RenderableType) -> None:
+        """Show a text from its start."""
+        self._shown = shown
+        self.on_resize()
+        self.scroll_to(y=0, animate=False)
+
+    def on_resize(self) -> None:
+        """Lay out the text."""
+        width = self.scrollable_content_region.width
+        options = self.app.console.options.update(width=max(width - 1, 1))
+        lines = self.app.console.render_lines(self._shown, options, pad=False)
+        self.strips = [Strip([Segment(" "), *line]).extend_cell_length(width) for line in lines]
+        self.virtual_size = Size(width, len(lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen."""
+        number = y + self.scroll_offset.y
+        return self.strips[number] if number < len(self.strips) else Strip.blank(self.size.width)
+
 
 #: The maximum number of operands, and results, listed.
 _MOST_LISTED = 40
@@ -374,6 +407,7 @@ def info(document: Document, navigator: Navigator, node: OutlineNode) -> Rendera
     eqn = node.eqn
     if eqn is None:
         title, rows = styled(document.row(node)), _of_value(document, node)
+        title.end = "\n"
     else:
         title = Text.assemble((eqn.primitive.name, "bold"))
         if doc := summary(eqn.primitive.name):
@@ -394,10 +428,11 @@ def _of_equation(
     if (location := frames.location_of(node.equations)) is not None:
         behind = "".join(BEHIND + frames.text(frame) for frame in location.behind)
         yield "line", Text.assemble(_plain(frames.text(location.frame)), (_plain(behind), "dim"))
-    if scope := "/".join(_scopes(document, node)):
+    # Scopes and the index of values take time in a large program.
+    if document.is_complete and (scope := "/".join(_scopes(document, node))):
         yield "scope", Text(_plain(scope))
     yield from _values(document, "gives", eqn.outvars)
-    sources = navigator.sources(node) if document.is_complete else ()  # which indexes its values
+    sources = navigator.sources(node) if document.is_complete else ()
     yield from _values(document, "reads", eqn.invars, sources)
     pairs = document.parameters(eqn).items()
     for number, (name, value) in enumerate(pairs):
@@ -435,6 +470,12 @@ def _values(
 
 
 def _of_value(document: Document, node: OutlineNode) -> Iterator[tuple[str, Text]]:
+    if node.kind in (Kind.arguments, Kind.results):
+        values = document.ends(node.kind)
+        for value in values[:_MOST_LISTED]:
+            yield value.name, Text(f"{value.type}", STYLES[Type])
+        if len(values) > _MOST_LISTED:
+            yield "", Text(f"… {len(values) - _MOST_LISTED} more", "dim")
     if node.kind in (Kind.argument, Kind.result):
         size = document.ends(node.kind)[node.index].bytes
         if size is not None:

@@ -123,7 +123,9 @@ class LinePane(ScrollView, can_focus=True):
             top = self.cursor - height // 3
         else:
             top = self.cursor if self.cursor < top else self.cursor - height + 1
-        self.scroll_to(y=max(top, 0), animate=False, immediate=True)
+        # Before a layout has made the scrollbar, only `force` scrolls, without a refresh.
+        self.scroll_to(y=max(top, 0), animate=False, immediate=True, force=True)
+        self.refresh()
 
     def action_move(self, by: int) -> None:
         """Move down by `by` lines."""
@@ -169,6 +171,9 @@ _CHANGES: dict[str, type[str]] = {"+": AddedToken, "-": RemovedToken}
 _FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")
 _FLAT = "  "
 
+#: The part of the width that rows may be indented by: one third.
+_INDENTED = 3
+
 
 class ProgramPane(LinePane):
     """The foldable rows of a program.
@@ -212,8 +217,12 @@ class ProgramPane(LinePane):
         change = "" if eqn is None else self.document.mark(eqn)
         mark = "*" if self.is_marked(node) else " "
         fold = (_UNFOLDED if node.is_open else _FOLDED) if node.folds else _FLAT
-        prefix = ["  " * node.depth, fold]
-        room = self.scrollable_content_region.width - len(f"> *{''.join(prefix)}")
+        width = self.scrollable_content_region.width
+        # Rows at a great depth are not indented further, but have its number.
+        is_deep = 2 * node.depth > width // _INDENTED
+        indent = f"{node.depth} ".rjust(width // _INDENTED) if is_deep else "  " * node.depth
+        prefix = [indent, fold]
+        room = width - len(f"> *{''.join(prefix)}")
         text = styled([*prefix, *self.document.row(node, room)])
         if change:
             text.stylize(STYLES[_CHANGES.get(change, ChangedToken)])

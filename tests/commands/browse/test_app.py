@@ -347,6 +347,21 @@ def test_a_shared_body_of_jax_has_the_source_of_its_call(browser):
     browsed(browser(program=jaxprtool.trace(fun, 1.0)), use)
 
 
+def test_rows_at_a_great_depth_are_in_view(browser):
+    fun = jax.numpy.sin
+    for _ in range(50):
+        fun = jax.jit(lambda x, fun=fun: fun(x) + 1)
+
+    async def use(screen):
+        await screen.search("sin")
+        program = screen.app.program
+        text = program.line(program.cursor)[1]
+        assert 0 <= program.cursor - program.scroll_offset.y < program.size.height
+        assert text.plain.lstrip().startswith("50   ") and "= sin x" in text.plain[:50]
+
+    browsed(browser(program=jaxprtool.trace(lambda x: fun(x), 1.0)), use, (80, 24))
+
+
 def test_nearly_empty_programs(browser, monkeypatch):
     async def use(screen):
         await screen.press(

@@ -117,9 +117,9 @@ class LinePane(ScrollView, can_focus=True):
     def _see(self, center: bool) -> None:
         """Scroll as far as needed to show the cursor's line."""
         height, top = self.size.height, self.scroll_offset.y
-        if top <= self.cursor < top + height:
+        if height == 0 or top <= self.cursor < top + height:
             return
-        if center or height == 0:
+        if center:
             top = self.cursor - height // 3
         else:
             top = self.cursor if self.cursor < top else self.cursor - height + 1
@@ -158,7 +158,7 @@ class LinePane(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         """Keep the cursor's line in view."""
         self.virtual_size = Size(self.size.width, self.line_count)
-        self.call_after_refresh(self._see, center=False)
+        self.call_after_refresh(self._see, center=True)
 
 
 # --- program pane ---------------------------------------------------------------------------------

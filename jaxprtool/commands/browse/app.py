@@ -22,15 +22,15 @@ from textual.widgets.option_list import Option
 
 from jaxprtool.commands.browse.document import Document, PassState
 from jaxprtool.commands.browse.navigation import (
-    Matches,
     Navigator,
+    RowMatches,
     Way,
     counterpart,
     matches,
     matches_of_line,
     way_text,
 )
-from jaxprtool.commands.browse.outline import Kind, OutlineNode, Place, ProgramOutline
+from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline, RowPlace
 from jaxprtool.commands.browse.panes import InfoPane, LinePane, ProgramPane, SourcePane, info
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
@@ -111,7 +111,7 @@ class Browser(App[None]):
         self._documents: dict[tuple[PassState, bool], Document] = {}
         self._outlines: dict[tuple[PassState, bool], ProgramOutline] = {}
         self._by_scope = False
-        self._matches: Matches | None = None
+        self._matches: RowMatches | None = None
         self._match = -1
         #: The kind of marks, 1 for dependents of a row, 2 for its dependencies; and that row.
         self._marked: tuple[int, OutlineNode | None] = 0, None
@@ -388,9 +388,9 @@ class Browser(App[None]):
         self._leave_search()
         if not event.value.strip():
             return
-        found = matches(self.program.document, event.value)
-        if found.total:
-            self._show_matches(found)
+        matching = matches(self.program.document, event.value)
+        if matching.total:
+            self._show_matches(matching)
         else:
             self._say(f"no match for {event.value}")
 
@@ -398,12 +398,12 @@ class Browser(App[None]):
         self._show_entry(False)
         self.screen.set_focus(self.program)
 
-    def _show_matches(self, found: Matches, number: int | None = None) -> None:
-        self._matches = found
-        self._match = found.next(self._cursor_place(), 0) if number is None else number
+    def _show_matches(self, matching: RowMatches, number: int | None = None) -> None:
+        self._matches = matching
+        self._match = matching.next(self._cursor_place(), 0) if number is None else number
         self._show_match()
 
-    def _cursor_place(self) -> Place:
+    def _cursor_place(self) -> RowPlace:
         node = self.program.node
         return () if node is None else node.place
 
@@ -445,7 +445,7 @@ class Browser(App[None]):
         self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids
         self.program.refresh()
 
-    def _line_matches(self) -> Matches | None:
+    def _line_matches(self) -> RowMatches | None:
         """Return the equations of the source line at the cursor; None if there are none."""
         place, document = self.source.place, self.program.document
         if place is None or place not in document.lines:
@@ -504,7 +504,7 @@ class Browser(App[None]):
     def action_change(self, by: int) -> None:
         """Go to the next or previous changed equation."""
         document, marks = self.program.document, self._state.marks
-        changed = Matches(document, lambda jaxpr, index, _: id(jaxpr.eqns[index]) in marks)
+        changed = RowMatches(document, lambda jaxpr, index, _: id(jaxpr.eqns[index]) in marks)
         if not changed.total:
             self._say("no equation has changed")
             return

@@ -48,7 +48,7 @@ MANY = 15_000
 
 
 #: The frames of an equation and of the calls around it, the innermost first.
-Stack: TypeAlias = tuple[UserFrame, ...]
+CallStack: TypeAlias = tuple[UserFrame, ...]
 
 
 class Document:
@@ -67,7 +67,7 @@ class Document:
         self.frames = frames_now(self.about.roots)
         self._selection = Selection()
         self._counts: dict[int, int] = {}
-        self._stacks: dict[tuple[object, Stack], Stack] = {}
+        self._stacks: dict[tuple[object, CallStack], CallStack] = {}
         self._scope_reader = ScopeReader(self.about.roots)
         self._scopes: dict[Jaxpr, Sequence[tuple[str, ...]]] = {}
         self._options = ShowOptions(names=names, terse=True)
@@ -103,7 +103,7 @@ class Document:
 
     # --- source locations -------------------------------------------------------------------------
 
-    def stack(self, eqn: JaxprEqn, above: Stack = ()) -> Stack:
+    def stack(self, eqn: JaxprEqn, above: CallStack = ()) -> CallStack:
         """Return the frames of an equation, innermost first; without user code, its call's follow.
 
         JAX traces a jitted function once for all its calls, and keeps only the frames inside it.
@@ -121,13 +121,13 @@ class Document:
 
     def all_frames(self, node: OutlineNode) -> list[UserFrame]:
         """Return the frames of a row's equation and of its calls, starting with the shown one."""
-        stack: Stack = ()
+        stack: CallStack = ()
         for eqn in node.equations:
             stack = self.stack(eqn, stack)
         nearest = self.frames.nearest(stack)
         return list(dict.fromkeys([*stack[nearest:][:1], *stack[:nearest], *reversed(stack)]))
 
-    def line(self, eqn: JaxprEqn, above: Stack) -> tuple[str, int] | None:
+    def line(self, eqn: JaxprEqn, above: CallStack) -> tuple[str, int] | None:
         """Return the file and line of an equation in a body that is called from a stack."""
         stack = self.stack(eqn, above)
         return stack[self.frames.nearest(stack)][:2] if stack else None

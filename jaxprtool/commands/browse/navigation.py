@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from jaxprtool.commands.browse.document import Document, Stack
-from jaxprtool.commands.browse.outline import AFTER, Kind, OutlineNode, Place, ProgramOutline
+from jaxprtool.commands.browse.document import CallStack, Document
+from jaxprtool.commands.browse.outline import AFTER, Kind, OutlineNode, ProgramOutline, RowPlace
 from jaxprtool.extend import Atom, Jaxpr, Literal, Var, bodies, is_flat, type_of
 from jaxprtool.extend.analysis import Holder
 
@@ -201,9 +201,9 @@ def counterpart(
     if (eqn := node.eqn) is None:
         return None
     results = set(map(id, eqn.outvars))
-    matching = Matches(document, lambda jaxpr, index, _: jaxpr.eqns[index] is eqn)
+    matching = RowMatches(document, lambda jaxpr, index, _: jaxpr.eqns[index] is eqn)
     if not matching.total:
-        matching = Matches(
+        matching = RowMatches(
             document,
             lambda jaxpr, index, _: any(id(var) in results for var in jaxpr.eqns[index].outvars),
         )
@@ -226,28 +226,28 @@ def counterpart(
 _LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
 
 #: Returns True if an equation matches: a body, a position in it, and the call stack of the body.
-Fits: TypeAlias = Callable[[Jaxpr, int, Stack], bool]
+Fits: TypeAlias = Callable[[Jaxpr, int, CallStack], bool]
 
 #: A body, and the call stack that its equations without user code inherit; empty if not needed.
-_Called: TypeAlias = tuple[Jaxpr, Stack]
+_Called: TypeAlias = tuple[Jaxpr, CallStack]
 
 
-class _Counts:
+class _BodyMatches:
     """The matches in a body: the steps to them, and how many are before each step."""
 
     def __init__(self) -> None:
-        self.steps: list[Place] = []
+        self.steps: list[RowPlace] = []
         self.bodies: list[_Called | None] = []
         self.before = [0]
 
-    def add(self, step: Place, body: _Called | None = None, count: int = 1) -> None:
+    def add(self, step: RowPlace, body: _Called | None = None, count: int = 1) -> None:
         """Append a matching row, or a body with matches."""
         self.steps.append(step)
         self.bodies.append(body)
         self.before.append(self.before[-1] + count)
 
 
-class Matches:
+class RowMatches:
     """The places of matching rows, in program order; a shared body counts at each of its calls.
 
     Places are counted, not listed: bodies that share bodies have exponentially many.
@@ -260,11 +260,11 @@ class Matches:
     """
 
     def __init__(
-        self, document: Document, fits: Fits, ends: Sequence[Place] = (), by_line: bool = False
+        self, document: Document, fits: Fits, ends: Sequence[RowPlace] = (), by_line: bool = False
     ):
         self._document, self._fits, self._ends, self._by_line = document, fits, ends, by_line
         self._top: _Called = document.top, ()
-        self._counts: dict[_Called, _Counts] = {}
+        self._counts: dict[_Called, _BodyMatches] = {}
         todo: list[_Called] = [self._top]
         calls: dict[_Called, dict[int, list[_Called]]] = {self._top: self._calls(self._top)}
         while todo:  # inner bodies first
@@ -285,8 +285,8 @@ class Matches:
                 calls[index] = [(body, stack) for _, body in nested]
         return calls
 
-    def _counted(self, called: _Called, calls: Mapping[int, list[_Called]]) -> _Counts:
-        (jaxpr, above), counts = called, _Counts()
+    def _counted(self, called: _Called, calls: Mapping[int, list[_Called]]) -> _BodyMatches:
+        (jaxpr, above), counts = called, _BodyMatches()
         ends = self._ends if jaxpr is self._document.top else ()
         for place in ends:
             if place < (0,):
@@ -307,9 +307,9 @@ class Matches:
         """The number of matches."""
         return self._counts[self._top].before[-1]
 
-    def at(self, number: int) -> Place:
+    def at(self, number: int) -> RowPlace:
         """Return the place of a match."""
-        place: Place = ()
+        place: RowPlace = ()
         body: _Called | None = self._top
         while body is not None:
             counts = self._counts[body]
@@ -319,7 +319,7 @@ class Matches:
             body = counts.bodies[row]
         return place
 
-    def before(self, place: Place) -> int:
+    def before(self, place: RowPlace) -> int:
         """Return the number of matches before a place."""
         number = 0
         body: _Called | None = self._top
@@ -331,11 +331,11 @@ class Matches:
             body = counts.bodies[row] if counts.steps[row : row + 1] == [step] else None
         return number
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: RowPlace) -> bool:
         number = self.before(place)
         return number < self.total and self.at(number) == place
 
-    def next(self, place: Place, by: int) -> int:
+    def next(self, place: RowPlace, by: int) -> int:
         """Return the number of the next match relative to a place; the search wraps around.
 
         With `by` 0 it is at or after the place, with 1 after it, with -1 before it.
@@ -346,11 +346,11 @@ class Matches:
         return (number - (by < 0)) % self.total
 
 
-def matches(document: Document, query: str) -> Matches:
+def matches(document: Document, query: str) -> RowMatches:
     """Return the matches of a query."""
     words = [_Word(document, word) for word in query.split()]
 
-    def fits(jaxpr: Jaxpr, index: int, above: Stack) -> bool:
+    def fits(jaxpr: Jaxpr, index: int, above: CallStack) -> bool:
         return all(word.fits(jaxpr, index, above) for word in words)
 
     ends = [
@@ -359,12 +359,12 @@ def matches(document: Document, query: str) -> Matches:
         for index, value in enumerate(values)
         if all(word.fits_text(value.name) or word.fits_text(value.type) for word in words)
     ]
-    return Matches(document, fits, ends, any(word.is_line for word in words))
+    return RowMatches(document, fits, ends, any(word.is_line for word in words))
 
 
-def matches_of_line(document: Document, line: tuple[str, int]) -> Matches:
+def matches_of_line(document: Document, line: tuple[str, int]) -> RowMatches:
     """Return the equations of a source line: a file, and a number."""
-    return Matches(
+    return RowMatches(
         document,
         lambda jaxpr, index, above: document.line(jaxpr.eqns[index], above) == line,
         by_line=True,
@@ -380,7 +380,7 @@ class _Word:
         self._word = word
         self._types: dict[int, bool] = {}
         self._texts: dict[str, bool] = {}
-        self._stacks: dict[Stack, bool] = {}
+        self._stacks: dict[CallStack, bool] = {}
         escaped = re.escape(word).replace(r"\*", ".*")
         self._pattern = re.compile(escaped) if "*" in word else None
         line = _LINE.fullmatch(word)
@@ -403,7 +403,7 @@ class _Word:
         text = text.lower() if self._folds else text
         return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
 
-    def fits(self, jaxpr: Jaxpr, index: int, above: Stack) -> bool:
+    def fits(self, jaxpr: Jaxpr, index: int, above: CallStack) -> bool:
         """Return True if an equation matches, in a body called from a stack."""
         eqn = jaxpr.eqns[index]
         if self._line is not None:
@@ -426,7 +426,7 @@ class _Word:
             fits = self._types[key] = self.fits_text(type_of(atom.aval))
         return fits
 
-    def _fits_line(self, stack: Stack, file: str, line: int) -> bool:
+    def _fits_line(self, stack: CallStack, file: str, line: int) -> bool:
         if stack not in self._stacks:
             frames = self._document.frames
             shown = stack if file else stack[frames.nearest(stack) :][:1]

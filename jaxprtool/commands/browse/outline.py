@@ -19,7 +19,7 @@ Scopes: TypeAlias = Callable[[Jaxpr], Sequence[tuple[str, ...]]]
 
 #: Where a row is: the positions of equations and bodies that lead to it. -1 leads to the arguments
 #: of the program, and `AFTER` to its results. Places sort in program order.
-Place: TypeAlias = tuple[int, ...]
+RowPlace: TypeAlias = tuple[int, ...]
 AFTER = sys.maxsize
 
 #: The maximum number of rows unfolded at once.
@@ -103,7 +103,7 @@ class OutlineNode:
         return [node.jaxpr.eqns[node.index] for node in self.chain if node.kind is Kind.equation]
 
     @property
-    def place(self) -> Place:
+    def place(self) -> RowPlace:
         """Its place; for a scope, that of its first equation."""
         steps: list[int] = []
         for node in self.chain:
@@ -300,7 +300,7 @@ class ProgramOutline:
             return node if node.body is body else None
         return next((child for child in self.children(node) if child.body is body), None)
 
-    def locate(self, place: Place) -> OutlineNode:
+    def locate(self, place: RowPlace) -> OutlineNode:
         """Return the row of an equation, or of an argument or result of the program."""
         first, *rest = place
         if first in (-1, AFTER):

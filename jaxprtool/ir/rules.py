@@ -135,14 +135,37 @@ def missing_plugin(primitive: str) -> str | None:
 #: ``:math:`x + y` `` and ``:func:`~jax.lax.add` ``.
 _ROLE = re.compile(r":[\w:]+:`~?([^`]+)`")
 _LINK = re.compile(r"`([^`<]+) <[^>]*>`_+")
-#: `\mathrm{sin}`, and symbols by their names in LaTeX.
-_UPRIGHT = re.compile(r"\\(?:math\w+|text)\{([^}]*)\}")
+#: LaTeX, and what a terminal shows for it; applied in order, so that inner braces go first.
+_LATEX = (
+    (re.compile(r"\\(?:math\w+|text)\{([^}]*)\}"), r"\1"),
+    (re.compile(r"\\(?:left|right)\b *"), ""),
+    (re.compile(r"\^\{([^{}]*)\}"), r"^\1"),
+    (re.compile(r"\\frac\{([^{}]*)\}\{([^{}]*)\}"), r"\1 / (\2)"),
+    (re.compile(r"\\overline\{([^{}]*)\}"), "\\1\N{COMBINING OVERLINE}"),
+    (re.compile(r"\\sqrt\[3\]\{([^{}]*)\}"), "\N{CUBE ROOT}\\1"),
+    (re.compile(r"\\sqrt\{([^{}]*)\}"), "\N{SQUARE ROOT}\\1"),
+    (re.compile(r"\{([^{}]*\\over[^{}]*)\}"), r"\1"),
+)
 _SIGNS = {
-    "times": "\N{MULTIPLICATION SIGN}",
-    "wedge": "\N{LOGICAL AND}",
-    "vee": "\N{LOGICAL OR}",
+    "Gamma": "\N{GREEK CAPITAL LETTER GAMMA}",
+    "bmod": "mod",
+    "geq": "\N{GREATER-THAN OR EQUAL TO}",
+    "gg": ">>",
+    "lceil": "\N{LEFT CEILING}",
+    "leq": "\N{LESS-THAN OR EQUAL TO}",
+    "lfloor": "\N{LEFT FLOOR}",
+    "ll": "<<",
     "neg": "\N{NOT SIGN}",
+    "neq": "\N{NOT EQUAL TO}",
     "oplus": "\N{CIRCLED PLUS}",
+    "over": "/",
+    "psi": "\N{GREEK SMALL LETTER PSI}",
+    "rceil": "\N{RIGHT CEILING}",
+    "rfloor": "\N{RIGHT FLOOR}",
+    "times": "\N{MULTIPLICATION SIGN}",
+    "vee": "\N{LOGICAL OR}",
+    "wedge": "\N{LOGICAL AND}",
+    "zeta": "\N{GREEK SMALL LETTER ZETA}",
 }
 _SIGN = re.compile(rf"\\({'|'.join(_SIGNS)})\b")
 _ALIAS = re.compile(r"Alias of jax\.([\w.]+)\.")
@@ -165,8 +188,8 @@ def summary(primitive: str) -> str | None:
 
 def _paragraph(function: object) -> str:
     text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-    for pattern in (_ROLE, _LINK, _UPRIGHT):
-        text = pattern.sub(r"\1", text)
+    for pattern, replacement in ((_ROLE, r"\1"), (_LINK, r"\1"), *_LATEX):
+        text = pattern.sub(replacement, text)
     return _SIGN.sub(lambda sign: _SIGNS[sign[1]], text).replace("``", "")
 
 

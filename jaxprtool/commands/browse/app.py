@@ -8,7 +8,6 @@ import shlex
 import signal
 import subprocess
 import threading
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Sequence
 from typing import ClassVar
 
@@ -21,11 +20,18 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from jaxprtool.commands.browse import navigation
 from jaxprtool.commands.browse.document import Document, PassState
-from jaxprtool.commands.browse.navigation import Navigator, Way, counterpart, way_text
-from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline
-from jaxprtool.commands.browse.panes import LinePane, ProgramPane, SourcePane, info
+from jaxprtool.commands.browse.navigation import (
+    Navigator,
+    RowMatches,
+    Way,
+    counterpart,
+    matches,
+    matches_of_line,
+    way_text,
+)
+from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline, RowPlace
+from jaxprtool.commands.browse.panes import InfoPane, LinePane, ProgramPane, SourcePane, info
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
 from jaxprtool.extend.listing import plural
@@ -76,7 +82,7 @@ class Browser(App[None]):
         Binding("tab", "pane(1)", show=False, priority=True),
         Binding("shift+tab", "pane(-1)", show=False, priority=True),
         Binding("t", "regroup", show=False),
-        Binding("slash", "search", show=False),
+        Binding("slash", "search", show=False, priority=True),
         Binding("n", "match(1)", show=False),
         Binding("N", "match(-1)", show=False),
         Binding("d", "definitions", show=False),
@@ -105,7 +111,7 @@ class Browser(App[None]):
         self._documents: dict[tuple[PassState, bool], Document] = {}
         self._outlines: dict[tuple[PassState, bool], ProgramOutline] = {}
         self._by_scope = False
-        self._matches: list[navigation.Match] = []
+        self._matches: RowMatches | None = None
         self._match = -1
         #: The kind of marks, 1 for dependents of a row, 2 for its dependencies; and that row.
         self._marked: tuple[int, OutlineNode | None] = 0, None
@@ -116,8 +122,7 @@ class Browser(App[None]):
         document, outline = self._shown(self._state)
         self.program = ProgramPane(document, outline)
         self.source = SourcePane(document, self._sources)
-        self.info = Static(id="text")
-        self.info_pane = VerticalScroll(self.info, id="info")
+        self.info = InfoPane()
 
     # --- start and exit -----------------------------------------------------------------------
 
@@ -128,7 +133,7 @@ class Browser(App[None]):
             yield self.program
             with Container(id="beside"):
                 yield self.source
-                yield self.info_pane
+                yield self.info
         yield Static(id="status")
         yield Input(
             id="search", compact=True, placeholder="primitive, type, path, scope, file:line"
@@ -138,7 +143,6 @@ class Browser(App[None]):
     def on_mount(self) -> None:
         """Show the program, and set up the exit on signals."""
         self.theme = "ansi-dark"
-        self.info_pane.border_title = "equation"
         keys = Text("  ", no_wrap=True, overflow="ellipsis").join(
             Text.assemble((key, "bold"), " ", meaning) for key, meaning in _FOOTER
         )
@@ -219,7 +223,7 @@ class Browser(App[None]):
         document, outline = self._shown(state)
         self.program.show(document, outline)
         self.source.document = document
-        self._marked, self._matches, self._match = (0, None), [], -1
+        self._marked, self._matches, self._match = (0, None), None, -1
         self.program.show_lines()
         target = None if node is None else counterpart(node, document, outline)
         if target is None:
@@ -246,18 +250,15 @@ class Browser(App[None]):
 
     def _tell_row(self) -> None:
         """Show the source location and the details of the current row."""
-        node = self.program.node
+        node = located = self.program.node
+        if node is not None and node.kind is Kind.scope:
+            located = next((n for n in node.children or () if n.eqn is not None), node)
+        self.source.show(located)
+        self.query_one("#beside").set_class(self.source.frame is None, "-sourceless")
         if node is None:
-            self.source.show(None)
-            self.info.update(Text("the program has no equations", "dim"))
-            return
-        eqn = node.eqn
-        if eqn is None:
-            shown = [n for n in (node.children or ()) if n.eqn is not None]
-            eqn = shown[0].eqn if node.kind is Kind.scope and shown else None
-        self.source.show(eqn)
-        self.info.update(info(self.program.document, self._navigator, node))
-        self.info_pane.scroll_home(animate=False)
+            self.info.show(Text("the program has no equations", "dim"))
+        else:
+            self.info.show(info(self.program.document, self._navigator, node))
 
     def _say(self, text: str) -> None:
         self.query_one("#status", Static).update(Text(text, no_wrap=True, overflow="ellipsis"))
@@ -303,12 +304,14 @@ class Browser(App[None]):
         """Go to another pane."""
         if len(self.screen_stack) > 1:  # a dialog is open, which ignores the key
             return
-        self.screen.remove_class("-searching")
-        panes: list[LinePane | VerticalScroll] = [self.program, self.source, self.info_pane]
+        self._show_entry(False)
+        panes: list[LinePane | InfoPane] = [self.program, self.source, self.info]
+        if self.source.frame is None:
+            panes.remove(self.source)
         focused = panes.index(self.focused) if self.focused in panes else 0  # type: ignore[arg-type]
         self.screen.remove_class("-alone")
         chosen = panes[(focused + by) % len(panes)]
-        self.query_one("#beside").set_class(chosen is self.info_pane, "-info")
+        self.query_one("#beside").set_class(chosen is self.info, "-info")
         chosen.focus()
 
     def action_regroup(self) -> None:
@@ -364,54 +367,58 @@ class Browser(App[None]):
 
     def action_search(self) -> None:
         """Ask for a query."""
-        self.screen.add_class("-searching")
         entry = self.query_one("#search", Input)
         entry.value = ""
-        entry.focus()
+        self._show_entry(True)
+        # At once, as the key has priority: else the keys after it, typed fast or pasted, are the
+        # program's.
+        self.screen.set_focus(entry)
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Return False for a search in a dialog, or while a query is typed."""
+        is_typing = len(self.screen_stack) > 1 or isinstance(self.focused, Input)
+        return not (action == "search" and is_typing)
+
+    def _show_entry(self, is_shown: bool) -> None:
+        self.query_one("#search").display = is_shown
+        self.query_one("#status").display = not is_shown
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         """Go to the first matching row."""
         self._leave_search()
         if not event.value.strip():
             return
-        self._matches = navigation.matches(self.program.document, event.value)
-        if self._matches:
-            self._match = self._next([_number(self.program.document, m) for m in self._matches], 0)
-            self._show_match()
+        matching = matches(self.program.document, event.value)
+        if matching.total:
+            self._show_matches(matching)
         else:
             self._say(f"no match for {event.value}")
 
     def _leave_search(self) -> None:
-        self.screen.remove_class("-searching")
-        self.program.focus()
+        self._show_entry(False)
+        self.screen.set_focus(self.program)
+
+    def _show_matches(self, matching: RowMatches, number: int | None = None) -> None:
+        self._matches = matching
+        self._match = matching.next(self._cursor_place(), 0) if number is None else number
+        self._show_match()
+
+    def _cursor_place(self) -> RowPlace:
+        node = self.program.node
+        return () if node is None else node.place
 
     def action_match(self, by: int) -> None:
         """Go to the next or previous matching row."""
-        if not self._matches:
+        if self._matches is None:
             self._say("search with /")
             return
-        self._match = (self._match + by) % len(self._matches)
+        self._match = (self._match + by) % self._matches.total
         self._show_match()
 
     def _show_match(self) -> None:
-        where, index = self._matches[self._match]
-        outline = self.program.outline
-        if isinstance(where, Kind):
-            self._jump(outline.end_row(where, index))
-        else:
-            self._jump(outline.locate(where, index))
-        self._say(f"{self._match + 1} of {len(self._matches)}   n next  N before")
-
-    def _next(self, numbers: Sequence[int], by: int) -> int:
-        """Return the index of the next position relative to the cursor; the search wraps around.
-
-        With `by` 0 it is at or after the cursor, with 1 after it, with -1 before it.
-        """
-        node = self.program.node
-        here = -1 if node is None else self.program.document.number(node)
-        if by < 0:
-            return (bisect_left(numbers, here) - 1) % len(numbers)
-        return (bisect_right if by else bisect_left)(numbers, here) % len(numbers)
+        assert self._matches is not None
+        self._jump(self.program.outline.locate(self._matches.at(self._match)))
+        self._say(f"{self._match + 1:,} of {self._matches.total:,}   n next  N before")
 
     def action_mark(self) -> None:
         """Cycle marks: dependents of the row, its dependencies, none."""
@@ -438,24 +445,31 @@ class Browser(App[None]):
         self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids
         self.program.refresh()
 
+    def _line_matches(self) -> RowMatches | None:
+        """Return the equations of the source line at the cursor; None if there are none."""
+        place, document = self.source.place, self.program.document
+        if place is None or place not in document.lines:
+            return None
+        return matches_of_line(document, place)
+
     def _mark_line(self) -> None:
         """Mark the equations of the source line at the cursor."""
-        place = self.source.place
-        equations = self.program.document.by_line.get(place, []) if place is not None else []
-        self._mark_ids({id(jaxpr.eqns[index]) for jaxpr, index in equations})
-        count = plural(len(equations), "equation")
-        self._say(f"{count} from this line   enter goes there" if equations else "")
+        matching = self._line_matches()
+        self.program.is_marked = lambda node: (
+            matching is not None and node.eqn is not None and node.place in matching
+        )
+        self.program.refresh()
+        count = plural(matching.total, "equation") if matching else ""
+        self._say(f"{count} from this line   enter goes there" if matching else "")
 
     def on_source_pane_taken(self) -> None:
         """Go to the first equation of the source line at the cursor."""
-        place = self.source.place
-        equations = self.program.document.by_line.get(place, []) if place is not None else []
-        if not equations:
+        matching = self._line_matches()
+        if matching is None:
             self._say("no equation comes from this line")
             return
-        self._matches, self._match = list(equations), 0
         self.program.focus()
-        self._show_match()
+        self._show_matches(matching, 0)
 
     def action_clear(self) -> None:
         """Remove marks and end the search."""
@@ -490,13 +504,13 @@ class Browser(App[None]):
     def action_change(self, by: int) -> None:
         """Go to the next or previous changed equation."""
         document, marks = self.program.document, self._state.marks
-        changed = [place for place in document.order if id(place[0].eqns[place[1]]) in marks]
-        if not changed:
+        changed = RowMatches(document, lambda jaxpr, index, _: id(jaxpr.eqns[index]) in marks)
+        if not changed.total:
             self._say("no equation has changed")
             return
-        number = self._next([document.order[place] for place in changed], by)
-        self._jump(self.program.outline.locate(*changed[number]))
-        self._say(f"{number + 1} of {len(changed)} changed")
+        number = changed.next(self._cursor_place(), by)
+        self._jump(self.program.outline.locate(changed.at(number)))
+        self._say(f"{number + 1:,} of {changed.total:,} changed")
 
     # --- the rest -----------------------------------------------------------------------------
 
@@ -554,14 +568,6 @@ class Browser(App[None]):
     def action_keys(self) -> None:
         """Show the keys."""
         self.push_screen(Keys())
-
-
-def _number(document: Document, match: navigation.Match) -> int:
-    """Return the position of a match in the program."""
-    where, index = match
-    if isinstance(where, Kind):
-        return -1 if where is Kind.argument else len(document.order)
-    return document.order[where, index]
 
 
 def browse(states: Sequence[PassState]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TypeAlias
 
 from jaxprtool import Program, Programs
 from jaxprtool.commands.browse.outline import Kind, OutlineNode
@@ -15,7 +16,7 @@ from jaxprtool.extend import (
     Literal,
     NamedValue,
     bodies,
-    is_flat,
+    equations,
     program_signature,
     top_jaxpr,
 )
@@ -34,7 +35,7 @@ from jaxprtool.extend.listing import (
     printable,
 )
 from jaxprtool.extend.pipelines import Observer, Step
-from jaxprtool.extend.sources import ScopeReader, SourceLocation, UserFrame, frames_now
+from jaxprtool.extend.sources import ScopeReader, UserFrame, frames_now
 
 # --- document -------------------------------------------------------------------------------------
 # A state of a program as shown by the browser: tokens of rows, source locations, values.
@@ -44,6 +45,10 @@ _MOST_NAMED = 6
 
 #: A program with more equations is first shown without names of variables.
 MANY = 15_000
+
+
+#: The frames of an equation and of the calls around it, the innermost first.
+CallStack: TypeAlias = tuple[UserFrame, ...]
 
 
 class Document:
@@ -62,10 +67,11 @@ class Document:
         self.frames = frames_now(self.about.roots)
         self._selection = Selection()
         self._counts: dict[int, int] = {}
+        self._stacks: dict[tuple[object, CallStack], CallStack] = {}
         self._scope_reader = ScopeReader(self.about.roots)
         self._scopes: dict[Jaxpr, Sequence[tuple[str, ...]]] = {}
         self._options = ShowOptions(names=names, terse=True)
-        #: Whether names and marks are known, which are computed later for a large program.
+        #: Whether names, scopes and marks are known, which a large program computes later.
         self.is_complete = len(self.top.eqns) <= MANY and self.count <= MANY
         self.reader = Reader(self.about, self._options, named=self.is_complete)
 
@@ -75,8 +81,9 @@ class Document:
         return self._selection.count(self.top)
 
     def complete(self) -> None:
-        """Compute the names of variables and the changes of a large program."""
+        """Compute the names of variables, the scopes and the changes of a large program."""
         if not self.is_complete:
+            self.scopes(self.top)
             self.reader = Reader(self.about, self._options)
             _ = self.state.marks
             self.is_complete = True
@@ -96,61 +103,44 @@ class Document:
 
     # --- source locations -------------------------------------------------------------------------
 
-    def location(self, eqn: JaxprEqn) -> SourceLocation | None:
-        """Return the source location of an equation for the selected frames."""
-        location = self.frames.location(eqn)
-        return None if location is None else location.chosen(self.frames.choice)
+    def stack(self, eqn: JaxprEqn, above: CallStack = ()) -> CallStack:
+        """Return the frames of an equation, innermost first; without user code, its call's follow.
 
-    def all_frames(self, eqn: JaxprEqn) -> list[UserFrame]:
-        """Return the frames of an equation, starting with the selected one."""
-        location, source_location = self.location(eqn), self.frames.location(eqn)
-        if location is None or source_location is None:
-            return []
-        outer = reversed(self.frames.of(eqn))
-        return list(dict.fromkeys([location.frame, *reversed(source_location.behind), *outer]))
+        JAX traces a jitted function once for all its calls, and keeps only the frames inside it.
+
+        Args:
+            eqn: The equation.
+            above: The stack of the call of its body.
+        """
+        key = eqn.source_info.traceback, above
+        if key not in self._stacks:
+            frames = tuple(self.frames.of(eqn))
+            is_users = any(self.frames.is_users(frame.file) for frame in frames)
+            self._stacks[key] = frames if is_users else frames + above
+        return self._stacks[key]
+
+    def all_frames(self, node: OutlineNode) -> list[UserFrame]:
+        """Return the frames of a row's equation and of its calls, starting with the shown one."""
+        stack: CallStack = ()
+        for eqn in node.equations:
+            stack = self.stack(eqn, stack)
+        nearest = self.frames.nearest(stack)
+        return list(dict.fromkeys([*stack[nearest:][:1], *stack[:nearest], *reversed(stack)]))
+
+    def line(self, eqn: JaxprEqn, above: CallStack) -> tuple[str, int] | None:
+        """Return the file and line of an equation in a body that is called from a stack."""
+        stack = self.stack(eqn, above)
+        return stack[self.frames.nearest(stack)][:2] if stack else None
 
     @cached_property
-    def by_line(self) -> dict[tuple[str, int], list[tuple[Jaxpr, int]]]:
-        """The equations of each source line, at the first occurrence of their bodies."""
-        equations: dict[tuple[str, int], list[tuple[Jaxpr, int]]] = {}
-        for jaxpr, index in self.order:
-            if (location := self.location(jaxpr.eqns[index])) is not None:
-                equations.setdefault(location.frame[:2], []).append((jaxpr, index))
-        return equations
-
-    # --- order --------------------------------------------------------------------------------
-
-    @cached_property
-    def order(self) -> dict[tuple[Jaxpr, int], int]:
-        """The number of each equation; a body follows the first equation that contains it."""
-        numbers: dict[tuple[Jaxpr, int], int] = {}
-        seen, stack = {self.top}, [(self.top, 0)]
-        while stack:
-            jaxpr, index = stack.pop()
-            has_bodies = not is_flat(jaxpr)
-            while index < len(jaxpr.eqns):
-                numbers[jaxpr, index] = len(numbers)
-                new = (
-                    [b for _, b in bodies(jaxpr.eqns[index]) if b not in seen] if has_bodies else []
-                )
-                index += 1
-                if new:
-                    seen.update(new)
-                    stack.append((jaxpr, index))
-                    stack += [(body, 0) for body in reversed(list(dict.fromkeys(new)))]
-                    break
-        return numbers
-
-    def number(self, node: OutlineNode) -> int:
-        """Return the number of the first equation at or after a row."""
-        if node.kind in (Kind.results, Kind.result):
-            return len(self.order)
-        if node.kind is Kind.scope:
-            return self.order[node.jaxpr, node.index]
-        if node.kind is Kind.body:
-            assert node.body is not None
-            return self.order.get((node.body, 0), 0)
-        return self.order[node.jaxpr, node.index] if node.eqn is not None else -1
+    def lines(self) -> set[tuple[str, int]]:
+        """The lines of the user's files that have equations."""
+        locations = map(self.frames.location, equations(self.top))
+        return {
+            location.frame[:2]
+            for location in set(locations)
+            if location is not None and self.frames.is_users(location.frame.file)
+        }
 
     # --- rows ---------------------------------------------------------------------------------
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import TypeAlias
 
-from jaxprtool.commands.browse.document import Document
-from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline
-from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, Var, bodies, type_of
+from jaxprtool.commands.browse.document import CallStack, Document
+from jaxprtool.commands.browse.outline import AFTER, Kind, OutlineNode, ProgramOutline, RowPlace
+from jaxprtool.extend import Atom, Jaxpr, Literal, Var, bodies, is_flat, type_of
 from jaxprtool.extend.analysis import Holder
 
 # --- navigation -----------------------------------------------------------------------------------
@@ -90,7 +93,7 @@ class Navigator:
         if position is None:
             return
         if container.kind is Kind.program:
-            yield "", self._outline.end_row(Kind.argument, position)
+            yield "", self._outline.locate((-1, position))
             return
         call = container if container.kind is Kind.equation else container.container
         holder = self._holder(call, container)
@@ -141,7 +144,7 @@ class Navigator:
                 yield from self._uses_inside(leaf, var, label)
         for position in self._flow.results(jaxpr, var):
             if container.kind is Kind.program:
-                yield Way(label, self._outline.end_row(Kind.result, position))
+                yield Way(label, self._outline.locate((AFTER, position)))
                 continue
             call = container if container.kind is Kind.equation else container.container
             yield Way(f"{label}, a result", call)
@@ -152,7 +155,7 @@ class Navigator:
                         yield Way(alias, self._outline.leaf(call.container, index))
                     if call.container.kind is Kind.program:
                         for place in self._flow.results(where, value):
-                            yield Way(alias, self._outline.end_row(Kind.result, place))
+                            yield Way(alias, self._outline.locate((AFTER, place)))
 
     def _uses_inside(self, call: OutlineNode, var: Var, label: str) -> Iterator[Way]:
         """Yield the rows in the bodies of an equation that use an operand's argument."""
@@ -194,18 +197,19 @@ def counterpart(
     """Return the row in another state or grouping that corresponds to a row."""
     if node.kind in (Kind.argument, Kind.result):
         is_there = node.index < len(document.ends(node.kind))
-        return outline.end_row(node.kind, node.index) if is_there else None
+        return outline.locate(node.place) if is_there else None
     if (eqn := node.eqn) is None:
         return None
     results = set(map(id, eqn.outvars))
-    close: tuple[object, int] | None = None
-    for jaxpr in document.flow.holders:
-        for index, other in enumerate(jaxpr.eqns):
-            if other is eqn:
-                return outline.locate(jaxpr, index)
-            if close is None and any(id(var) in results for var in other.outvars):
-                close = jaxpr, index
-    return None if close is None else outline.locate(*close)  # type: ignore[arg-type]
+    matching = RowMatches(document, lambda jaxpr, index, _: jaxpr.eqns[index] is eqn)
+    if not matching.total:
+        matching = RowMatches(
+            document,
+            lambda jaxpr, index, _: any(id(var) in results for var in jaxpr.eqns[index].outvars),
+        )
+    if not matching.total:
+        return None
+    return outline.locate(node.place if node.place in matching else matching.at(0))
 
 
 # --- search ---------------------------------------------------------------------------------------
@@ -221,34 +225,150 @@ def counterpart(
 
 _LINE = re.compile(r"(?P<file>\S*):(?P<line>\d+)")
 
-#: A matching row: the body and position of an equation, or the kind and position of an argument or
-#: result.
-Match = tuple[Jaxpr | Kind, int]
+#: Returns True if an equation matches: a body, a position in it, and the call stack of the body.
+Fits: TypeAlias = Callable[[Jaxpr, int, CallStack], bool]
+
+#: A body, and the call stack that its equations without user code inherit; empty if not needed.
+_Called: TypeAlias = tuple[Jaxpr, CallStack]
 
 
-def matches(document: Document, query: str) -> list[Match]:
-    """Return the matches of a query in program order; a shared body at its first occurrence."""
-    words = query.split()
-    if not words:
-        return []
-    tests = [_Word(document, word) for word in words]
-    equations = [
-        (jaxpr, index)
-        for jaxpr, index in document.order
-        if all(test.fits(jaxpr, index) for test in tests)
+class _BodyMatches:
+    """The matches in a body: the steps to them, and how many are before each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[RowPlace] = []
+        self.bodies: list[_Called | None] = []
+        self.before = [0]
+
+    def add(self, step: RowPlace, body: _Called | None = None, count: int = 1) -> None:
+        """Append a matching row, or a body with matches."""
+        self.steps.append(step)
+        self.bodies.append(body)
+        self.before.append(self.before[-1] + count)
+
+
+class RowMatches:
+    """The places of matching rows, in program order; a shared body counts at each of its calls.
+
+    Places are counted, not listed: bodies that share bodies have exponentially many.
+
+    Args:
+        document: The program.
+        fits: Returns True if an equation matches.
+        ends: The places of matching arguments and results.
+        by_line: Whether `fits` reads the call stack.
+    """
+
+    def __init__(
+        self, document: Document, fits: Fits, ends: Sequence[RowPlace] = (), by_line: bool = False
+    ):
+        self._document, self._fits, self._ends, self._by_line = document, fits, ends, by_line
+        self._top: _Called = document.top, ()
+        self._counts: dict[_Called, _BodyMatches] = {}
+        todo: list[_Called] = [self._top]
+        calls: dict[_Called, dict[int, list[_Called]]] = {self._top: self._calls(self._top)}
+        while todo:  # inner bodies first
+            inside = chain.from_iterable(calls[todo[-1]].values())
+            if new := [body for body in inside if body not in self._counts]:
+                calls |= {body: self._calls(body) for body in new if body not in calls}
+                todo += new
+            elif (body := todo.pop()) not in self._counts:
+                self._counts[body] = self._counted(body, calls[body])
+
+    def _calls(self, called: _Called) -> dict[int, list[_Called]]:
+        """Return the bodies in each equation of a body, by its position."""
+        jaxpr, above = called
+        calls = {}
+        for index, eqn in enumerate(() if is_flat(jaxpr) else jaxpr.eqns):
+            if nested := bodies(eqn):
+                stack = self._document.stack(eqn, above) if self._by_line else ()
+                calls[index] = [(body, stack) for _, body in nested]
+        return calls
+
+    def _counted(self, called: _Called, calls: Mapping[int, list[_Called]]) -> _BodyMatches:
+        (jaxpr, above), counts = called, _BodyMatches()
+        ends = self._ends if jaxpr is self._document.top else ()
+        for place in ends:
+            if place < (0,):
+                counts.add(place)
+        for index in range(len(jaxpr.eqns)):
+            if self._fits(jaxpr, index, above):
+                counts.add((index,))
+            for number, body in enumerate(calls.get(index, ())):
+                if count := self._counts[body].before[-1]:
+                    counts.add((index, number), body, count)
+        for place in ends:
+            if place > (0,):
+                counts.add(place)
+        return counts
+
+    @property
+    def total(self) -> int:
+        """The number of matches."""
+        return self._counts[self._top].before[-1]
+
+    def at(self, number: int) -> RowPlace:
+        """Return the place of a match."""
+        place: RowPlace = ()
+        body: _Called | None = self._top
+        while body is not None:
+            counts = self._counts[body]
+            row = bisect_right(counts.before, number) - 1
+            number -= counts.before[row]
+            place += counts.steps[row]
+            body = counts.bodies[row]
+        return place
+
+    def before(self, place: RowPlace) -> int:
+        """Return the number of matches before a place."""
+        number = 0
+        body: _Called | None = self._top
+        while body is not None and place:
+            counts = self._counts[body]
+            step, place = place[:2], place[2:]
+            row = bisect_left(counts.steps, step)
+            number += counts.before[row]
+            body = counts.bodies[row] if counts.steps[row : row + 1] == [step] else None
+        return number
+
+    def __contains__(self, place: RowPlace) -> bool:
+        number = self.before(place)
+        return number < self.total and self.at(number) == place
+
+    def next(self, place: RowPlace, by: int) -> int:
+        """Return the number of the next match relative to a place; the search wraps around.
+
+        With `by` 0 it is at or after the place, with 1 after it, with -1 before it.
+        """
+        number = self.before(place)
+        if by > 0 and place in self:
+            number += 1
+        return (number - (by < 0)) % self.total
+
+
+def matches(document: Document, query: str) -> RowMatches:
+    """Return the matches of a query."""
+    words = [_Word(document, word) for word in query.split()]
+
+    def fits(jaxpr: Jaxpr, index: int, above: CallStack) -> bool:
+        return all(word.fits(jaxpr, index, above) for word in words)
+
+    ends = [
+        (first, index)
+        for first, values in ((-1, document.about.arguments), (AFTER, document.about.outputs))
+        for index, value in enumerate(values)
+        if all(word.fits_text(value.name) or word.fits_text(value.type) for word in words)
     ]
-    return [
-        *_ends(document, Kind.argument, tests),
-        *equations,
-        *_ends(document, Kind.result, tests),
-    ]
+    return RowMatches(document, fits, ends, any(word.is_line for word in words))
 
 
-def _ends(document: Document, kind: Kind, tests: list[_Word]) -> Iterator[Match]:
-    """Yield the matching arguments or results."""
-    for index, value in enumerate(document.ends(kind)):
-        if all(test.fits_text(value.name) or test.fits_text(value.type) for test in tests):
-            yield kind, index
+def matches_of_line(document: Document, line: tuple[str, int]) -> RowMatches:
+    """Return the equations of a source line: a file, and a number."""
+    return RowMatches(
+        document,
+        lambda jaxpr, index, above: document.line(jaxpr.eqns[index], above) == line,
+        by_line=True,
+    )
 
 
 class _Word:
@@ -260,11 +380,12 @@ class _Word:
         self._word = word
         self._types: dict[int, bool] = {}
         self._texts: dict[str, bool] = {}
-        self._tracebacks: dict[object, bool] = {}
+        self._stacks: dict[CallStack, bool] = {}
         escaped = re.escape(word).replace(r"\*", ".*")
         self._pattern = re.compile(escaped) if "*" in word else None
         line = _LINE.fullmatch(word)
         self._line = (line["file"], int(line["line"])) if line else None
+        self.is_line = line is not None
         self._arguments = {
             var
             for var, value in zip(document.top.invars, document.about.arguments, strict=True)
@@ -282,11 +403,11 @@ class _Word:
         text = text.lower() if self._folds else text
         return self._pattern.fullmatch(text) is not None if self._pattern else self._word in text
 
-    def fits(self, jaxpr: Jaxpr, index: int) -> bool:
-        """Return True if an equation matches."""
+    def fits(self, jaxpr: Jaxpr, index: int, above: CallStack) -> bool:
+        """Return True if an equation matches, in a body called from a stack."""
         eqn = jaxpr.eqns[index]
         if self._line is not None:
-            return self._fits_line(eqn)
+            return self._fits_line(self._document.stack(eqn, above), *self._line)
         name = eqn.params.get("name")
         if self.fits_text(eqn.primitive.name) or (isinstance(name, str) and self.fits_text(name)):
             return True
@@ -305,16 +426,13 @@ class _Word:
             fits = self._types[key] = self.fits_text(type_of(atom.aval))
         return fits
 
-    def _fits_line(self, eqn: JaxprEqn) -> bool:
-        assert self._line is not None
-        traceback = eqn.source_info.traceback
-        fits = self._tracebacks.get(traceback)
-        if fits is None:
-            file, line = self._line
-            shown = self._document.all_frames(eqn)
-            path = self._document.frames.path
-            fits = self._tracebacks[traceback] = any(
-                frame.line == line and (not file or f"/{path(frame.file)}".endswith(f"/{file}"))
-                for frame in (shown if file else shown[:1])
+    def _fits_line(self, stack: CallStack, file: str, line: int) -> bool:
+        if stack not in self._stacks:
+            frames = self._document.frames
+            shown = stack if file else stack[frames.nearest(stack) :][:1]
+            self._stacks[stack] = any(
+                frame.line == line
+                and (not file or f"/{frames.path(frame.file)}".endswith(f"/{file}"))
+                for frame in shown
             )
-        return fits
+        return self._stacks[stack]

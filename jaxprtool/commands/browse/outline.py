@@ -6,15 +6,21 @@ child of each of them.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from typing import TypeAlias
 
 from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat
-from jaxprtool.extend.analysis import DataFlow, Holder
+from jaxprtool.extend.analysis import DataFlow
 
 #: Returns the scopes around each equation of a body, the outermost first.
 Scopes: TypeAlias = Callable[[Jaxpr], Sequence[tuple[str, ...]]]
+
+#: Where a row is: the positions of equations and bodies that lead to it. -1 leads to the arguments
+#: of the program, and `AFTER` to its results. Places sort in program order.
+RowPlace: TypeAlias = tuple[int, ...]
+AFTER = sys.maxsize
 
 #: The maximum number of rows unfolded at once.
 MOST_ROWS = 200_000
@@ -83,26 +89,44 @@ class OutlineNode:
         return node
 
     @property
+    def chain(self) -> list[OutlineNode]:
+        """The rows around it that are not scopes, the outermost first, and itself."""
+        rows, node = [self], self.container
+        while node.kind is not Kind.program:
+            rows.append(node)
+            node = node.container
+        return rows[::-1]
+
+    @property
+    def equations(self) -> list[JaxprEqn]:
+        """The equations whose bodies contain it, the outermost first, and its own if it has one."""
+        return [node.jaxpr.eqns[node.index] for node in self.chain if node.kind is Kind.equation]
+
+    @property
+    def place(self) -> RowPlace:
+        """Its place; for a scope, that of its first equation."""
+        steps: list[int] = []
+        for node in self.chain:
+            if node.kind is not Kind.body and node.container.kind is Kind.equation:
+                steps.append(0)
+            steps.append({Kind.arguments: -1, Kind.results: AFTER}.get(node.kind, node.index))
+        return tuple(steps)
+
+    @property
     def path(self) -> str:
         """Its path from the program's jaxpr: `eqns[3].params['jaxpr'].eqns[0]`."""
-        if self.kind is Kind.program:
-            return ""
-        above = self.container.path
-        dot = "." if above else ""
-        if self.kind is Kind.equation:
-            return f"{above}{_inside(self.container)}{dot}eqns[{self.index}]"
-        if self.kind is Kind.body:
-            return f"{above}{_parameter(self.label)}"
         if self.kind in (Kind.argument, Kind.result):
-            where = "invars" if self.kind is Kind.argument else "outvars"
-            return f"{where}[{self.index}]"
-        return above
-
-
-def _inside(container: OutlineNode) -> str:
-    if container.kind is Kind.equation:
-        return _parameter(bodies(container.jaxpr.eqns[container.index])[0][0])
-    return ""
+            return f"{'invars' if self.kind is Kind.argument else 'outvars'}[{self.index}]"
+        parts: list[str] = []
+        for node in self.chain:
+            if node.kind is Kind.body:
+                parts[-1] += _parameter(node.label)
+            elif node.kind is Kind.equation:
+                if node.container.kind is Kind.equation:
+                    around = node.container.jaxpr.eqns[node.container.index]
+                    parts[-1] += _parameter(bodies(around)[0][0])
+                parts.append(f"eqns[{node.index}]")
+        return ".".join(parts)
 
 
 def _parameter(path: str) -> str:
@@ -200,10 +224,15 @@ class ProgramOutline:
     # --- folding ------------------------------------------------------------------------------
 
     def _visible(self, node: OutlineNode) -> Iterator[OutlineNode]:
-        for child in self.children(node):
-            yield child
-            if child.is_open:
-                yield from self._visible(child)
+        todo = [iter(self.children(node))]
+        while todo:
+            child = next(todo[-1], None)
+            if child is None:
+                todo.pop()
+            else:
+                yield child
+                if child.is_open:
+                    todo.append(iter(self.children(child)))
 
     def toggle(self, row: int) -> None:
         """Fold or unfold a row."""
@@ -271,26 +300,17 @@ class ProgramOutline:
             return node if node.body is body else None
         return next((child for child in self.children(node) if child.body is body), None)
 
-    def end_row(self, kind: Kind, index: int) -> OutlineNode:
-        """Return the row of an argument or a result of the program."""
-        wanted = Kind.arguments if kind is Kind.argument else Kind.results
-        end = next(n for n in self.children(self.root) if n.kind is wanted)
-        return self.children(end)[index]
-
-    def locate(self, jaxpr: Jaxpr, index: int) -> OutlineNode:
-        """Return the row of an equation in the first occurrence of its body."""
-        chain: list[tuple[Holder, Jaxpr]] = []
-        body = jaxpr
-        while body is not self._flow.top:
-            holder = self._flow.holders[body][0]
-            chain.append((holder, body))
-            body = holder.jaxpr
-        container = self.root
-        for holder, inner in reversed(chain):
-            row = self.inside(self.leaf(container, holder.index), inner)
-            assert row is not None
-            container = row
-        return self.leaf(container, index)
+    def locate(self, place: RowPlace) -> OutlineNode:
+        """Return the row of an equation, or of an argument or result of the program."""
+        first, *rest = place
+        if first in (-1, AFTER):
+            wanted = Kind.arguments if first == -1 else Kind.results
+            end = next(n for n in self.children(self.root) if n.kind is wanted)
+            return self.children(end)[rest[0]]
+        row = self.leaf(self.root, first)
+        for number, index in zip(rest[::2], rest[1::2], strict=True):
+            row = self.leaf(row if row.body is not None else self.children(row)[number], index)
+        return row
 
 
 def _leaf(parent: OutlineNode, jaxpr: Jaxpr, index: int) -> OutlineNode:

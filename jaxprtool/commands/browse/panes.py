@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar
 
 from rich.console import Group, RenderableType
+from rich.segment import Segment
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
@@ -107,21 +108,24 @@ class LinePane(ScrollView, can_focus=True):
 
     def go_to(self, number: int, center: bool = False) -> None:
         """Move the cursor to a line, and scroll it into view."""
+        self.refresh_line(self.cursor)
         self.cursor = max(min(number, self.line_count - 1), 0)
         self._see(center)
-        self.refresh()
+        self.refresh_line(self.cursor)
         self.post_message(self.Moved(self))
 
     def _see(self, center: bool) -> None:
         """Scroll as far as needed to show the cursor's line."""
         height, top = self.size.height, self.scroll_offset.y
-        if top <= self.cursor < top + height:
+        if height == 0 or top <= self.cursor < top + height:
             return
-        if center or height == 0:
+        if center:
             top = self.cursor - height // 3
         else:
             top = self.cursor if self.cursor < top else self.cursor - height + 1
-        self.scroll_to(y=max(top, 0), animate=False, immediate=True)
+        # Before a layout has made the scrollbar, only `force` scrolls, without a refresh.
+        self.scroll_to(y=max(top, 0), animate=False, immediate=True, force=True)
+        self.refresh()
 
     def action_move(self, by: int) -> None:
         """Move down by `by` lines."""
@@ -154,7 +158,7 @@ class LinePane(ScrollView, can_focus=True):
     def on_resize(self) -> None:
         """Keep the cursor's line in view."""
         self.virtual_size = Size(self.size.width, self.line_count)
-        self.call_after_refresh(self._see, center=False)
+        self.call_after_refresh(self._see, center=True)
 
 
 # --- program pane ---------------------------------------------------------------------------------
@@ -166,6 +170,9 @@ _CHANGES: dict[str, type[str]] = {"+": AddedToken, "-": RemovedToken}
 #: The signs before a row; the Linux console lacks some characters.
 _FOLDED, _UNFOLDED = ("► ", "▼ ") if os.environ.get("TERM") == "linux" else ("▸ ", "▾ ")
 _FLAT = "  "
+
+#: The part of the width that rows may be indented by: one third.
+_INDENTED = 3
 
 
 class ProgramPane(LinePane):
@@ -210,8 +217,12 @@ class ProgramPane(LinePane):
         change = "" if eqn is None else self.document.mark(eqn)
         mark = "*" if self.is_marked(node) else " "
         fold = (_UNFOLDED if node.is_open else _FOLDED) if node.folds else _FLAT
-        prefix = ["  " * node.depth, fold]
-        room = self.scrollable_content_region.width - len(f"> *{''.join(prefix)}")
+        width = self.scrollable_content_region.width
+        # Rows at a great depth are not indented further, but have its number.
+        is_deep = 2 * node.depth > width // _INDENTED
+        indent = f"{node.depth} ".rjust(width // _INDENTED) if is_deep else "  " * node.depth
+        prefix = [indent, fold]
+        room = width - len(f"> *{''.join(prefix)}")
         text = styled([*prefix, *self.document.row(node, room)])
         if change:
             text.stylize(STYLES[_CHANGES.get(change, ChangedToken)])
@@ -289,7 +300,7 @@ class SourcePane(LinePane):
         super().__init__("source")
         self.document = document
         self._sources = sources
-        self._eqn: JaxprEqn | None = None
+        self._node: OutlineNode | None = None
         self._frames: list[UserFrame] = []
         self._shown = 0
         self._lines: list[Text] = []
@@ -315,7 +326,7 @@ class SourcePane(LinePane):
         has_equations = (
             self.has_focus
             and self.frame is not None
-            and ((self.frame.file, number + 1) in self.document.by_line)
+            and (self.frame.file, number + 1) in self.document.lines
         )
         text = Text.assemble((f"{number + 1:>{width}} ", "bold" if is_here else "dim"), end="")
         text.append_text(self._lines[number])
@@ -323,10 +334,10 @@ class SourcePane(LinePane):
             text.stylize("bold")
         return "=" if is_here else "*" if has_equations else " ", text
 
-    def show(self, eqn: JaxprEqn | None, number: int = 0) -> None:
-        """Show one of the frames of an equation, if it has any."""
-        self._eqn = eqn
-        self._frames = [] if eqn is None else self.document.all_frames(eqn)
+    def show(self, node: OutlineNode | None, number: int = 0) -> None:
+        """Show one of the frames of a row, if it has any."""
+        self._node = node
+        self._frames = [] if node is None else self.document.all_frames(node)
         self._shown = number % max(len(self._frames), 1)
         frame = self.frame
         self._lines = [] if frame is None else self._sources.lines(frame.file)
@@ -338,24 +349,55 @@ class SourcePane(LinePane):
 
     def _title(self) -> str:
         frame, frames = self.frame, self.document.frames
-        if frame is None or self._eqn is None:
+        if frame is None or self._node is None:
             return "no source"
         missing = "" if self._lines else f" ({self._sources.fault(frame.file)})"
         if self._shown == 0:
-            return BEHIND.join(self.document.frames.texts(self._eqn)) + missing
+            return frames.line_of(self._node.equations) + missing
         return f"{frames.text(frame)}{missing}  frame {self._shown + 1} of {len(self._frames)}"
 
     def show_next(self) -> None:
         """Show the next frame."""
-        self.show(self._eqn, self._shown + 1)
+        self.show(self._node, self._shown + 1)
 
     def action_take(self) -> None:
         """Go to the equations of the current line."""
         self.post_message(self.Taken())
 
 
-# --- info -----------------------------------------------------------------------------------------
-# The details of a row in the pane below the source.
+# --- info pane ------------------------------------------------------------------------------------
+# The pane with the details of a row, below the source.
+
+
+class InfoPane(ScrollView, can_focus=True):
+    """Shows a text, which is laid out once: a `Static` takes several layouts of the screen."""
+
+    def __init__(self) -> None:
+        super().__init__(id="info")
+        self.border_title = "equation"
+        self.strips: list[Strip] = []
+        self._shown: RenderableType = ""
+
+    def show(self, shown: RenderableType) -> None:
+        """Show a text from its start."""
+        self._shown = shown
+        self.on_resize()
+        self.scroll_to(y=0, animate=False)
+
+    def on_resize(self) -> None:
+        """Lay out the text."""
+        width = self.scrollable_content_region.width
+        options = self.app.console.options.update(width=max(width - 1, 1))
+        lines = self.app.console.render_lines(self._shown, options, pad=False)
+        self.strips = [Strip([Segment(" "), *line]).extend_cell_length(width) for line in lines]
+        self.virtual_size = Size(width, len(lines))
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        """Return a line of the screen."""
+        number = y + self.scroll_offset.y
+        return self.strips[number] if number < len(self.strips) else Strip.blank(self.size.width)
+
 
 #: The maximum number of operands, and results, listed.
 _MOST_LISTED = 40
@@ -374,6 +416,7 @@ def info(document: Document, navigator: Navigator, node: OutlineNode) -> Rendera
     eqn = node.eqn
     if eqn is None:
         title, rows = styled(document.row(node)), _of_value(document, node)
+        title.end = "\n"
     else:
         title = Text.assemble((eqn.primitive.name, "bold"))
         if doc := summary(eqn.primitive.name):
@@ -391,13 +434,14 @@ def _of_equation(
     document: Document, navigator: Navigator, node: OutlineNode, eqn: JaxprEqn
 ) -> Iterator[tuple[str, Text]]:
     frames = document.frames
-    if (location := frames.location(eqn)) is not None:
+    if (location := frames.location_of(node.equations)) is not None:
         behind = "".join(BEHIND + frames.text(frame) for frame in location.behind)
         yield "line", Text.assemble(_plain(frames.text(location.frame)), (_plain(behind), "dim"))
-    if scope := "/".join(_scopes(document, node)):
+    # Scopes and the index of values take time in a large program.
+    if document.is_complete and (scope := "/".join(_scopes(document, node))):
         yield "scope", Text(_plain(scope))
     yield from _values(document, "gives", eqn.outvars)
-    sources = navigator.sources(node) if document.is_complete else ()  # which indexes its values
+    sources = navigator.sources(node) if document.is_complete else ()
     yield from _values(document, "reads", eqn.invars, sources)
     pairs = document.parameters(eqn).items()
     for number, (name, value) in enumerate(pairs):
@@ -435,6 +479,12 @@ def _values(
 
 
 def _of_value(document: Document, node: OutlineNode) -> Iterator[tuple[str, Text]]:
+    if node.kind in (Kind.arguments, Kind.results):
+        values = document.ends(node.kind)
+        for value in values[:_MOST_LISTED]:
+            yield value.name, Text(f"{value.type}", STYLES[Type])
+        if len(values) > _MOST_LISTED:
+            yield "", Text(f"… {len(values) - _MOST_LISTED} more", "dim")
     if node.kind in (Kind.argument, Kind.result):
         size = document.ends(node.kind)[node.index].bytes
         if size is not None:

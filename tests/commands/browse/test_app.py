@@ -5,7 +5,9 @@ import contextlib
 import shlex
 import sys
 
+import jax
 import pytest
+from textual import events
 from textual.widgets import Input, OptionList
 
 import jaxprtool
@@ -51,8 +53,7 @@ class Screen:
     @property
     def said(self):
         """Return the lines of the description of the row."""
-        lines = self.app.info.render_lines(self.app.info.region.reset_offset)
-        return [line.text for line in lines]
+        return [strip.text for strip in self.app.info.strips]
 
     @property
     def marked(self):
@@ -127,6 +128,18 @@ def test_a_search_goes_from_match_to_match_and_unfolds(browser):
         assert screen.app.focused is screen.app.program
         await screen.search("params['w']")
         assert screen.row == "params['w']:f32[3]"
+
+    browsed(browser(), use)
+
+
+def test_a_query_typed_in_one_burst_is_searched(browser):
+    async def use(screen):
+        for character in "/browse/tiny.py:12\r":
+            key = {"/": "slash", "\r": "enter"}.get(character, character)
+            screen.app.post_message(events.Key(key, character))
+        await screen.pilot.pause()
+        await screen.pilot.pause()
+        assert screen.row.startswith("z:f32[3] = mul") and screen.status.startswith("1 of 1")
 
     browsed(browser(), use)
 
@@ -294,11 +307,59 @@ def test_the_panes_of_a_small_terminal_alternate(browser):
     async def use(screen):
         assert screen.app.source.display and screen.app.source.size.height >= 5
         await screen.press("tab", "tab")
-        assert screen.app.focused is screen.app.info_pane and screen.app.info_pane.size.height >= 5
+        assert screen.app.focused is screen.app.info and screen.app.info.size.height >= 5
         await screen.press("tab", "i")
         assert screen.app.program.size.height >= 20
 
     browsed(browser(), use, (80, 24))
+
+
+def test_a_row_without_source_leaves_its_room_to_the_details(browser):
+    async def use(screen):
+        await screen.press("g")
+        assert not screen.app.source.display
+        assert [line.split() for line in screen.said][:2] == [
+            ["3", "arguments", "36", "bytes"],
+            ["params['scale']", "f32[3]"],
+        ]
+        await screen.press("tab")
+        assert screen.app.focused is screen.app.info
+        await screen.press("tab", "down")
+        assert screen.app.source.display
+
+    browsed(browser(), use, (80, 24))
+    browsed(browser(), use)
+
+
+def test_a_shared_body_of_jax_has_the_source_of_its_call(browser):
+    def fun(x):
+        return jax.nn.silu(jax.nn.silu(x))
+
+    async def use(screen):
+        await screen.search("logistic")
+        assert screen.status.startswith("1 of 2")
+        assert screen.app.source.place == (__file__, fun.__code__.co_firstlineno + 1)
+        assert any("test_app.py" in line for line in screen.said)
+        assert "\\" not in screen.said[0]
+        await screen.press("n", "tab", "up", "down")
+        assert screen.status.startswith("6 equations from this line")
+
+    browsed(browser(program=jaxprtool.trace(fun, 1.0)), use)
+
+
+def test_rows_at_a_great_depth_are_in_view(browser):
+    fun = jax.numpy.sin
+    for _ in range(50):
+        fun = jax.jit(lambda x, fun=fun: fun(x) + 1)
+
+    async def use(screen):
+        await screen.search("sin")
+        program = screen.app.program
+        text = program.line(program.cursor)[1]
+        assert 0 <= program.cursor - program.scroll_offset.y < program.size.height
+        assert text.plain.lstrip().startswith("50   ") and "= sin x" in text.plain[:50]
+
+    browsed(browser(program=jaxprtool.trace(lambda x: fun(x), 1.0)), use, (80, 24))
 
 
 def test_nearly_empty_programs(browser, monkeypatch):

@@ -219,6 +219,14 @@ def has_ref_type(atom: object) -> bool:
     return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
 
 
+def has_external_effect(eqn: JaxprEqn) -> bool:
+    """Return True if an equation has external effects; writing to a ref is not one."""
+    if all(map(jaxcompat.is_removable_effect, eqn.effects)):
+        return False
+    atoms = (*eqn.invars, *eqn.outvars)
+    return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
+
+
 def is_inexact(atom: object) -> bool:
     """Return True if a value has an inexact dtype, and so can have derivatives."""
     dtype = getattr(getattr(atom, "aval", None), "dtype", None)

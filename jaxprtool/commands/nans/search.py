@@ -44,6 +44,7 @@ from jaxprtool.commands.nans.values import (
     ProvenanceValue,
     SourceElements,
     Tracked,
+    first_place,
     has_state,
     is_moving,
     may_make,
@@ -59,7 +60,6 @@ from jaxprtool.execute.stepping import Progress, SteppingInterpreter, bodies_of
 from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.evaluation import LoopOperands, row_of, slice_number
 from jaxprtool.ir.regions import Scan, ShardMap, While, view
-from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
 #: The limit in bytes of dead values that are kept to show the provenance of an origin.
@@ -539,35 +539,3 @@ def _most_suspicious(
     index = [slice(None)] * array.ndim if read.where is None else read.where
     place = tuple(int(next(inside)) if isinstance(i, slice) else i for i in index)
     return (rank, float(likeliest.max())), place
-
-
-def count_in_state(value: Tracked, state: int) -> int:
-    """Return the number of elements that are NaN, or infinite."""
-    array = plain_array(value.data)
-    return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
-
-
-def first_place(value: Tracked) -> tuple[int, ...]:
-    """Return the position of the first NaN, or else of the first infinity."""
-    array = plain_array(value.data)
-    wrong = np.isnan(array) if value.state & NAN else np.isinf(array)
-    return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
-
-
-def place_after(step: Evaluation, place: Index | None) -> Index | None:
-    """Return the place in a step's operands that corresponds to a place in its results."""
-    return place if traits(step.eqn).elementwise else None
-
-
-def element(value: Tracked, place: Index | None) -> Any:
-    """Return the element of a value at a place of a result, or None."""
-    if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
-        return None
-    array = plain_array(value.data)  # JAX's indexing may need an output sharding
-    return array[place if array.ndim else ()].item()
-
-
-def _shape_holding(value: Tracked, place: tuple[int, ...]) -> tuple[int, ...] | None:
-    shape = np.shape(value.data)
-    fits = len(shape) == len(place) and all(i < n for i, n in zip(place, shape, strict=True))
-    return shape if fits else None

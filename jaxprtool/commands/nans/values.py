@@ -262,6 +262,42 @@ def is_moving(eqn: JaxprEqn) -> bool:
     return like.moves or like.updates or like.gives in ("same", "layout", "part")
 
 
+# --- places ---------------------------------------------------------------------------------------
+# The positions of elements that are not finite.
+
+
+def count_in_state(value: Tracked, state: int) -> int:
+    """Return the number of elements that are NaN, or infinite."""
+    array = plain_array(value.data)
+    return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
+
+
+def first_place(value: Tracked) -> tuple[int, ...]:
+    """Return the position of the first NaN, or else of the first infinity."""
+    array = plain_array(value.data)
+    wrong = np.isnan(array) if value.state & NAN else np.isinf(array)
+    return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
+
+
+def place_after(step: Evaluation, place: Index | None) -> Index | None:
+    """Return the place in a step's operands that corresponds to a place in its results."""
+    return place if traits(step.eqn).elementwise else None
+
+
+def element(value: Tracked, place: Index | None) -> Any:
+    """Return the element of a value at a place of a result, or None."""
+    if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
+        return None
+    array = plain_array(value.data)  # JAX's indexing may need an output sharding
+    return array[place if array.ndim else ()].item()
+
+
+def _shape_holding(value: Tracked, place: tuple[int, ...]) -> tuple[int, ...] | None:
+    shape = np.shape(value.data)
+    fits = len(shape) == len(place) and all(i < n for i, n in zip(place, shape, strict=True))
+    return shape if fits else None
+
+
 # --- source elements ------------------------------------------------------------------------------
 # The elements of operands from which an element of a result is computed.
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         PipelineDocument,
         PrimitiveDocument,
     )
-    from jaxprtool.render.terminal.listing import Rendering
+    from jaxprtool.render.terminal.tables import Rendering
 
     _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument | LintRuleDocument
 

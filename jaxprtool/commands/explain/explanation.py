@@ -14,8 +14,8 @@ from rich.text import Text
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.notation.tokens import PrimitiveName
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Listing, Rendering, columns
-from jaxprtool.render.terminal.tables import Code, Prose
+from jaxprtool.render.terminal.listing import Listing, columns
+from jaxprtool.render.terminal.tables import Code, Prose, Rendering
 
 # --- passes ---------------------------------------------------------------------------------------
 # Documents of passes, primitives and backends, independent of any program.

@@ -14,8 +14,8 @@ from jaxprtool.commands.memory.table import memory_line, multiple_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    Rendering,
     add_more,
     new_table,
     number_column,

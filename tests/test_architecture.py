@@ -139,7 +139,7 @@ INNER_FLOORS = {
     "ir": "differences|body_matching repetition|conversions donation equivalence meshes|mesh_sizes"
     "|program|ragged specialization|expansions matching symbols|custom_rules notation state"
     "|dataflow rewrite|equations evaluation|regions scopes traits"
-    "|checkpoints frames hlo keys rules source_changes source_names"
+    "|checkpoints frames hlo keys rules source_names"
     "|source_text|backends documents dtypes paths process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents views",
@@ -150,7 +150,7 @@ INNER_FLOORS = {
     "|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
     "|browse emit memory nans shapecheck shardings watch",
     "cli": "main|app|errors launch session|options"
-    "|completion group_help pipeline_steps printed_results running start"
+    "|completion pipeline_steps printed_results running start"
     "|config_file output",
 }
 

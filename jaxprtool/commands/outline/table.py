@@ -25,8 +25,7 @@ from jaxprtool.render.terminal.tables import (
 )
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.outline.compile_profile import CompileProfile
-    from jaxprtool.commands.outline.compile_time import CompileWay, UnrolledLoop
+    from jaxprtool.commands.outline.compile_time import CompileProfile, CompileWay, UnrolledLoop
     from jaxprtool.execute.running.run import RunReport
     from jaxprtool.ir.frames import Root
     from jaxprtool.ir.repetition import RepeatedBody, Repetition, SourceRange, TemporaryMemory

@@ -36,6 +36,7 @@ from jaxprtool.ir.state import (
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import release
 from jaxprtool.jaxcompat import ClosedJaxpr, Var
+from jaxprtool.jaxcompat.mapping import evaluated
 from jaxprtool.loading.trace import function_name, held, is_filtered, positional_names, released
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
@@ -286,7 +287,7 @@ def _rewritten(
         _check_arguments(program, result, transform)
         if call is not None:
             return call.results(result, operands)
-        outs = jaxcompat.evaluated(result.jaxpr, operands)
+        outs = evaluated(result.jaxpr, operands)
         return jax.tree.unflatten(result.out_tree, outs)
 
     functools.update_wrapper(rewritten, original)

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import jax
 
 from jaxprtool.errors import ArgumentsError, StructureError, TargetError
-from jaxprtool.execute.running.arrays import refitted
 from jaxprtool.files import NOTEBOOK, NOTEBOOK_HINT, is_device, opened_plain
 from jaxprtool.ir import source_text
 from jaxprtool.ir.conversions import with_contents
@@ -275,6 +274,8 @@ class TracedTarget:
         Refs are replaced by their values. Raises ArgumentsError for arguments that do not fit this
         program.
         """
+        from jaxprtool.execute.running.arrays import refitted  # most commands run nothing
+
         program = with_contents(program)
         if self.after is None:
             return RunInputs(program, *refitted(program, self.values))

@@ -21,7 +21,7 @@ import numpy as np
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, mapping
 from jaxprtool.passes.mapping.batch.axes import (
     Axis,
     BatchError,
@@ -75,7 +75,7 @@ def vmap(
         TypeError: If `fun` is not a valid function for `jax.vmap`.
     """
     jaxcompat.check_callable(fun)
-    check_axes(in_axes, out_axes, jaxcompat.vmappable_specs())
+    check_axes(in_axes, out_axes, mapping.vmappable_specs())
 
     def mapped(*args: object, **kwargs: object) -> object:
         values, in_tree = jax.tree.flatten((args, kwargs), is_leaf=_is_leaf)
@@ -85,7 +85,7 @@ def vmap(
         def apply_to_element(elements: Sequence[object]) -> tuple[list[object], PyTreeDef]:
             args, kwargs = jax.tree.unflatten(in_tree, elements)
             with _sizes_explained():
-                return jax.tree.flatten(fun(*args, **kwargs), is_leaf=jaxcompat.is_vmappable)
+                return jax.tree.flatten(fun(*args, **kwargs), is_leaf=mapping.is_vmappable)
 
         if any(map(is_ragged, values)):
             options = {
@@ -96,13 +96,13 @@ def vmap(
             _require_none(options)
             names = partial(_names, fun, args, kwargs)
             return ragged_vmap(apply_to_element, values, axes, out_axes, axis_size, debug, names)
-        jaxcompat.check_refs(debug, values, axes)
+        mapping.check_refs(debug, values, axes)
         avals = [_mapped_type(value, axis) for value, axis in zip(values, axes, strict=True)]
         size = axis_size_of(axis_size, axes, avals, lambda: _names(fun, args, kwargs))
-        mesh_axes = jaxcompat.mapped_mesh_axes(values, axes)
-        spmd = jaxcompat.spmd_axis_names(spmd_axis_name, mesh_axes)
+        mesh_axes = mapping.mapped_mesh_axes(values, axes)
+        spmd = mapping.spmd_axis_names(spmd_axis_name, mesh_axes)
         axis = Axis(axis_name, size, spmd, mesh_axes)
-        traced = jaxcompat.TracedElement(axis.data, debug)
+        traced = mapping.TracedElement(axis.data, debug)
         outs, out_tree = _results(
             traced, apply_to_element, axis, (values, axes), out_axes, sum_match
         )
@@ -137,7 +137,7 @@ def _sizes_explained() -> Iterator[None]:
 
 
 def _results(
-    traced: jaxcompat.TracedElement,
+    traced: mapping.TracedElement,
     apply_to_element: Callable,
     axis: Axis,
     batched: tuple[Sequence[object], Sequence[object]],
@@ -154,16 +154,16 @@ def _results(
         results, out_tree = apply_to_element(traced.elements(*batched))
         specs = flat_out_axes(out_tree, out_axes)
         for place, (result, spec) in enumerate(zip(results, specs, strict=True)):
-            registered = jaxcompat.is_element(result)
+            registered = mapping.is_element(result)
             note = partial(_noted, parts, place, axis if registered else None)
-            jaxcompat.assembled(axis.data, result, spec, note)
+            mapping.assembled(axis.data, result, spec, note)
         closed = traced.jaxpr([part.element for part in parts if traced.holds(part.element)])
     outs = _evaluated(traced, closed, axis, parts, out_tree, sum_match)
-    if any(map(jaxcompat.is_element, results)):
+    if any(map(mapping.is_element, results)):
         remaining = iter(outs)
         with traced.inside():
             outs = [
-                jaxcompat.assembled(axis.data, result, spec, lambda *_: next(remaining))
+                mapping.assembled(axis.data, result, spec, lambda *_: next(remaining))
                 for result, spec in zip(results, specs, strict=True)
             ]
     return outs, out_tree
@@ -195,7 +195,7 @@ def _noted(
 
 
 def _evaluated(
-    traced: jaxcompat.TracedElement,
+    traced: mapping.TracedElement,
     closed: ClosedJaxpr,
     axis: Axis,
     parts: Sequence[_ResultArray],
@@ -220,7 +220,7 @@ def _evaluated(
             if part.axis is None:
                 leaf_dims[part.place] = dim
         check_unmapped([None] * len(leaf_dims), leaf_dims, out_tree, axis.name)
-    mapped = zip(jaxcompat.evaluated(body, traced.operands), out_dims, strict=True)
+    mapped = zip(mapping.evaluated(body, traced.operands), out_dims, strict=True)
     values = [
         next(mapped) if flag else (part.element, None)
         for part, flag in zip(parts, staged, strict=True)
@@ -247,7 +247,7 @@ def _moved(value: Any, source: Dim, target: Dim, axis: Axis) -> Any:
 
 
 def _is_leaf(value: object) -> bool:
-    return jaxcompat.is_vmappable(value) or is_ragged(value)
+    return mapping.is_vmappable(value) or is_ragged(value)
 
 
 def _require_none(options: dict[str, Any]) -> None:
@@ -261,7 +261,7 @@ def _mapped_type(value: Any, axis: object) -> Aval | None:
     """Return the type of a mapped argument; None if not mapped or of a registered type."""
     if type(axis) is not int:
         return None
-    if jaxcompat.is_vmappable(value):
+    if mapping.is_vmappable(value):
         likely = hasattr(value, "shape") and hasattr(value, "dtype")
         return jax.core.ShapedArray(value.shape, value.dtype) if likely else None
     try:

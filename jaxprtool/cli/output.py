@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
     from jaxprtool.errors import Details
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.terminal.listing import Listing, Rendering
+    from jaxprtool.render.terminal.listing import Listing
+    from jaxprtool.render.terminal.tables import Rendering
 
 # --- output ---------------------------------------------------------------------------------------
 # Output: results to stdout, everything else to stderr; files are written atomically.

@@ -515,7 +515,7 @@ def _note_changed(files: Mapping[str, str]) -> None:
     """Say which source files have changed whose lines a command shows, by their `citations`."""
     if not files:
         return
-    from jaxprtool.ir.source_changes import changed_notes
+    from jaxprtool.ir.source_text import changed_notes
 
     for text in changed_notes(files):
         output.note(text)

@@ -28,7 +28,7 @@ from jaxprtool.execute.running.arrays import (
     values_agree,
 )
 from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.equations import bodies, equations, named
+from jaxprtool.ir.equations import bodies, equations, has_external_effect, named
 from jaxprtool.ir.equivalence import action_difference
 from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind, row_of, slice_number
 from jaxprtool.ir.meshes import mesh_of
@@ -357,14 +357,6 @@ class Effects:
         else:
             event.results = bind(eqn, operands)
         return event.results
-
-
-def has_external_effect(eqn: JaxprEqn) -> bool:
-    """Return True if an equation has external effects; writing to a ref is not one."""
-    if all(map(jaxcompat.is_removable_effect, eqn.effects)):
-        return False
-    atoms = (*eqn.invars, *eqn.outvars)
-    return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
 
 
 def effects_differ(

@@ -8,7 +8,8 @@ arguments of its program.
 """
 
 from jaxprtool.ir.program import CLOSED_OVER, with_lifted
-from jaxprtool.jaxcompat import at_once, evaluated, hide_from_tracebacks
+from jaxprtool.jaxcompat import at_once, hide_from_tracebacks
+from jaxprtool.jaxcompat.mapping import evaluated
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue

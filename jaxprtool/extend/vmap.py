@@ -5,8 +5,8 @@
 moves the mapped axis of a value.
 """
 
-from jaxprtool.jaxcompat import TracedElement as TracedElement
 from jaxprtool.jaxcompat import match_axis
+from jaxprtool.jaxcompat.mapping import TracedElement
 from jaxprtool.passes.mapping.batch.axes import (
     BatchError,
     BatchTypeError,

@@ -219,6 +219,14 @@ def has_ref_type(atom: object) -> bool:
     return isinstance(getattr(atom, "aval", None), jaxcompat.AbstractRef)
 
 
+def has_external_effect(eqn: JaxprEqn) -> bool:
+    """Return True if an equation has external effects; writing to a ref is not one."""
+    if all(map(jaxcompat.is_removable_effect, eqn.effects)):
+        return False
+    atoms = (*eqn.invars, *eqn.outvars)
+    return not any(isinstance(atom.aval, jaxcompat.AbstractRef) for atom in atoms)
+
+
 def is_inexact(atom: object) -> bool:
     """Return True if a value has an inexact dtype, and so can have derivatives."""
     dtype = getattr(getattr(atom, "aval", None), "dtype", None)
@@ -286,12 +294,15 @@ def strongly_typed(array: Any) -> Any:
     return jaxcompat.with_weak_type(array, array.dtype, False) if _is_weak(array) else array
 
 
+About = TypeVar("About")
+
+
 def keep_weak_types(
-    compute: Callable[..., list[Any] | None],
+    compute: Callable[..., tuple[list[Any], About] | None],
     arrays: Sequence[Any],
     avals: Sequence[Aval],
     eqn: JaxprEqn,
-) -> list[Any] | None:
+) -> tuple[list[Any], About] | None:
     """Return the results of a rule with the weak types of the equation's results.
 
     If the rule would lose or add a weak type, it is called with strongly typed arrays, and its
@@ -300,19 +311,20 @@ def keep_weak_types(
     slices or pads: their transposes in JAX return strongly typed gradients.
 
     Args:
-        compute: Returns a list of arrays, or None.
+        compute: Returns a list of arrays, and what is known of them; or None.
         arrays: Its arguments.
         avals: The types of the results of the equation.
         eqn: The equation.
     """
     if not (traits(eqn).moves and any(map(_is_weak, arrays))):
-        outs = compute(*arrays)
-        if outs is None or [*map(_is_weak, outs)] == [*map(is_weak, avals)]:
-            return outs
-    outs = compute(*map(strongly_typed, arrays))
-    if outs is None:
+        result = compute(*arrays)
+        if result is None or [*map(_is_weak, result[0])] == [*map(is_weak, avals)]:
+            return result
+    result = compute(*map(strongly_typed, arrays))
+    if result is None:
         return None
-    return [as_weak_as(out, aval) for out, aval in zip(outs, avals, strict=True)]
+    outs, about = result
+    return [as_weak_as(out, aval) for out, aval in zip(outs, avals, strict=True)], about
 
 
 def _is_weak(array: Any) -> bool:

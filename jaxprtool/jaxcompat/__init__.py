@@ -188,17 +188,6 @@ from jaxprtool.jaxcompat.lowering import (
     traced_lowering,
     untested_version,
 )
-from jaxprtool.jaxcompat.mapping import (
-    TracedElement,
-    assembled,
-    check_refs,
-    evaluated,
-    is_element,
-    is_vmappable,
-    mapped_mesh_axes,
-    spmd_axis_names,
-    vmappable_specs,
-)
 from jaxprtool.jaxcompat.marks import (
     CONVERTED,
     Mark,

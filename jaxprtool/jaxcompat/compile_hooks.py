@@ -10,10 +10,11 @@ import contextlib
 import sys
 import threading
 import time
+import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, wraps
+from functools import cache, update_wrapper, wraps
 from typing import Any, Protocol
 
 import jax
@@ -22,9 +23,8 @@ from jax._src import config, core, pjit, traceback_util
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 
-from jaxprtool.jaxcompat import jitted, observed_jit
+from jaxprtool.jaxcompat import jitted
 from jaxprtool.jaxcompat.jaxprs import AnyJaxpr, open_jaxpr
-from jaxprtool.jaxcompat.observed_jit import Around, ObservedJit
 
 
 @dataclass(frozen=True)
@@ -193,8 +193,7 @@ def observed(observer: CompileObserver) -> Iterator[None]:
 @cache
 def _hide_frames() -> None:
     """Have JAX leave the frames of the replacements out of the user's tracebacks."""
-    for file in (__file__, observed_jit.__file__):
-        traceback_util.register_exclusion(file)
+    traceback_util.register_exclusion(__file__)
 
 
 def is_operation(fun: Any) -> bool:
@@ -500,3 +499,42 @@ class _Hooks:
 def _is_made_of(jaxpr: Any, call: TransformedCall | None) -> bool:
     """Return True if a jaxpr has the function of a call, by JAX's debug information."""
     return call is not None and call.source == open_jaxpr(jaxpr).debug_info.func_src_info
+
+
+# --- observed jit ---------------------------------------------------------------------------------
+# A result of `jax.jit` whose calls are observed. It is used like JAX's own.
+
+#: Calls a jitted function with arguments, and observes the call.
+Around = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class ObservedJit:
+    """A jitted function whose calls go through another function, unless JAX is tracing.
+
+    Its attributes are those of the jitted function, and `isinstance` takes it for one.
+    """
+
+    def __init__(self, jitted: Any, around: Around) -> None:
+        self._jitted, self._around = jitted, around
+        update_wrapper(self, jitted, updated=())
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not core.trace_ctx.is_top_level():
+            return self._jitted(*args, **kwargs)
+        return self._around(self._jitted, args, kwargs)
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._jitted, name)
+
+    def __repr__(self) -> str:
+        return repr(self._jitted)
+
+    def __reduce__(self) -> Any:
+        return self._jitted.__reduce__()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._jitted)

@@ -45,7 +45,6 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
 from jaxprtool.files import opened_plain
 from jaxprtool.ir import dtypes
 from jaxprtool.ir.backends import start_backends
-from jaxprtool.ir.checkpoints import read_stored, stored_arrays
 from jaxprtool.ir.conversions import is_ref
 from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.paths import path_steps
@@ -811,6 +810,8 @@ class Arrays(dict[str, Any]):
         wanted = {name: self[name] for name in (self if names is None else names)}
         if self.folder is None:
             return wanted
+        from jaxprtool.ir.checkpoints import read_stored
+
         with _named(self.folder):
             return read_stored(self.folder, wanted)
 
@@ -821,6 +822,8 @@ def load_arrays(path: str) -> np.ndarray | Arrays:
     Raises ArgumentsError if the file cannot be read, is damaged, or holds Python objects.
     """
     if os.path.isdir(path):
+        from jaxprtool.ir.checkpoints import stored_arrays
+
         with _named(path):
             arrays = Arrays(stored_arrays(path))
         arrays.folder = path

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dis
+import json
 import os
 import re
 import sys
@@ -37,6 +39,7 @@ from jaxprtool.ir.program import JitOptions, Program, with_lifted
 from jaxprtool.ir.trees import structure
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.compile_hooks import (
+    Around,
     CompileTimes,
     JitCall,
     Lowering,
@@ -44,7 +47,6 @@ from jaxprtool.jaxcompat.compile_hooks import (
     observed,
     unobserved,
 )
-from jaxprtool.jaxcompat.observed_jit import Around
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.recording import describe, libraries
 from jaxprtool.recording.calls import CallClock, CountedCalls, Counters, KeptCalls
@@ -56,9 +58,8 @@ from jaxprtool.recording.describe import (
     context,
     given_argument,
 )
-from jaxprtool.recording.folder import COUNTERS, Settings
+from jaxprtool.recording.folder import COUNTERS, VARIABLE, KeptSources, Settings
 from jaxprtool.recording.new_run import ProcessFolder
-from jaxprtool.recording.sources import KeptSources
 from jaxprtool.recording.values import ObjectNumbers, array_type_text
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
@@ -1029,3 +1030,31 @@ class FiniteReads:
                     "count": reads.count,
                     "bad": reads.bad,
                 }
+
+
+# --- process --------------------------------------------------------------------------------------
+# Start recording in a Python process, as soon as it has imported JAX.
+#
+# `launch` starts the process with the folder `site` on PYTHONPATH, whose `sitecustomize` calls
+# `begin` after the import of JAX.
+
+
+def begin() -> None:
+    """Record this process until its end."""
+    settings = Settings(**json.loads(os.environ[VARIABLE]))
+    recorder = Recorder(settings)
+    stack = contextlib.ExitStack()
+    stack.enter_context(recorder.recording(uncaught))
+    atexit.register(stack.close)
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=recorder.fork)
+
+
+def uncaught() -> BaseException | None:
+    """Return the uncaught exception that ends this process, or None.
+
+    `sys.last_value` alone is not enough: pytest and IPython store caught exceptions there.
+    """
+    error: BaseException | None = getattr(sys, "last_value", None)
+    trace = error.__traceback__ if error is not None else None
+    return error if trace is not None and trace.tb_frame.f_back is None else None

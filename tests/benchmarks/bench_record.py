@@ -124,7 +124,7 @@ def program(repeats):
 def import_(repeats):
     """Print the CPU time of importing the recorder."""
     code = (
-        "import time, jax; t = time.process_time(); import jaxprtool.recording.process; "
+        "import time, jax; t = time.process_time(); import jaxprtool.recording.recorder; "
         "print(time.process_time() - t)"
     )
     found = [float(subprocess.check_output([sys.executable, "-c", code])) for _ in range(repeats)]

@@ -16,8 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
 
+from jaxprtool.commands.explain.explanation import documentation
 from jaxprtool.ir import documents
-from jaxprtool.passes.framework.docstrings import documentation
 from jaxprtool.registry import commands, imported
 
 #: The documents of each of our commands that has `--json`.

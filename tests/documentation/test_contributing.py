@@ -111,8 +111,12 @@ COMMAND = {
 
         from typing import TYPE_CHECKING
 
-        from jaxprtool.render.terminal.listing import Rendering
-        from jaxprtool.render.terminal.tables import new_table, number_column, text_column
+        from jaxprtool.render.terminal.tables import (
+            Rendering,
+            new_table,
+            number_column,
+            text_column,
+        )
 
         if TYPE_CHECKING:
             from jaxprtool.commands.census.census import Census

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.ir import source_text
-from jaxprtool.ir.source_changes import changed_notes
-from jaxprtool.recording.sources import KeptSources
+from jaxprtool.ir.source_text import changed_notes
+from jaxprtool.recording.folder import KeptSources
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from jaxprtool.commands.record.record import record
 from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import ArgumentsError, OutputError, TargetError
 from jaxprtool.ir import source_text
-from jaxprtool.ir.source_changes import changed_notes
+from jaxprtool.ir.source_text import changed_notes
 from jaxprtool.jaxcompat.source_locations import user_frame
+from jaxprtool.recording.folder import KeptSources
 from jaxprtool.recording.read import read_run
-from jaxprtool.recording.sources import KeptSources
 from tests.jax_state import changed, jax_state
 
 #: A line that this file does not contain.

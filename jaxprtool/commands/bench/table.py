@@ -12,8 +12,7 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import duration, in_bytes, plural
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import new_table, text_column
+from jaxprtool.render.terminal.tables import Rendering, new_table, text_column
 
 if TYPE_CHECKING:
     from rich.table import Table

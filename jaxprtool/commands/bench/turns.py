@@ -24,8 +24,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxprtool.commands.compare.isolated import received, sent
-from jaxprtool.commands.compare.variants import OnProgress, Variant
+from jaxprtool.commands.compare.variants import OnProgress, Variant, received, sent
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import (

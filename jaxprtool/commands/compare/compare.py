@@ -24,7 +24,6 @@ from jaxprtool.commands.compare.bisection import (
     minimized,
     scaled,
 )
-from jaxprtool.commands.compare.isolated import IsolatedRunner
 from jaxprtool.commands.compare.measures import Tolerance
 from jaxprtool.commands.compare.requested import (
     Axes,
@@ -37,6 +36,7 @@ from jaxprtool.commands.compare.requested import (
 )
 from jaxprtool.commands.compare.variants import (
     Compared,
+    IsolatedRunner,
     OnProgress,
     Runner,
     Variant,

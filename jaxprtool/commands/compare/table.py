@@ -13,9 +13,9 @@ from jaxprtool.ir.documents import plural, some, with_prefix
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.render.page import environment
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     PathText,
+    Rendering,
     facts_table,
     line_text,
     more,

@@ -9,7 +9,6 @@ from jaxprtool.cli.options import OUTPUT, Compiled, Panel, bandwidth_option
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.commands.shardings.command import compiled_partition
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -100,6 +99,7 @@ def cost_command(
             file.write(_profile(program))
     split = None
     if compiled:
+        from jaxprtool.commands.shardings.command import compiled_partition
         from jaxprtool.commands.shardings.partitions import with_link_times
 
         split = with_link_times(compiled_partition(session, traced, named), link, on)

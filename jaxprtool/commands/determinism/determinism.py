@@ -27,15 +27,19 @@ from jaxprtool.commands.compare.bisection import (
     find_divergence,
 )
 from jaxprtool.commands.compare.divergence import differing_prefix
-from jaxprtool.commands.compare.isolated import (
+from jaxprtool.commands.compare.measures import Measure, Tolerance, measured
+from jaxprtool.commands.compare.requested import inputs_from
+from jaxprtool.commands.compare.variants import (
+    Executor,
     IsolatedRunner,
+    OnProgress,
+    Runner,
+    Variant,
     logical,
     process_of,
     results_in,
+    risks,
 )
-from jaxprtool.commands.compare.measures import Measure, Tolerance, measured
-from jaxprtool.commands.compare.requested import inputs_from
-from jaxprtool.commands.compare.variants import Executor, OnProgress, Runner, Variant, risks
 from jaxprtool.commands.diff.diff import Diff, Hunk, diff
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
 from jaxprtool.execute.running.arrays import as_numpy, fill_arguments

@@ -16,8 +16,8 @@ from jaxprtool.commands.compare.table import (
 )
 from jaxprtool.ir.documents import plural, some, with_prefix
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    Rendering,
     facts_table,
     line_text,
     new_table,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         PipelineDocument,
         PrimitiveDocument,
     )
-    from jaxprtool.render.terminal.listing import Rendering
+    from jaxprtool.render.terminal.tables import Rendering
 
     _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument | LintRuleDocument
 
@@ -188,8 +188,8 @@ def _primitive(name: str) -> PrimitiveDocument:
 
 def _pass(name: str) -> PassDocument:
     from jaxprtool.commands.explain import explanation as documents
+    from jaxprtool.commands.explain.explanation import documentation
     from jaxprtool.passes.framework import base, pipeline
-    from jaxprtool.passes.framework.docstrings import documentation
 
     cls = pipeline.find_pass(name)
     said = documentation(cls)

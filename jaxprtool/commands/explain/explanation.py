@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, NamedTuple
 
+from docstring_parser import Docstring, DocstringParam, DocstringRaises, ParseError, google
+from docstring_parser.numpydoc import NumpydocParser
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
@@ -14,8 +19,8 @@ from rich.text import Text
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.notation.tokens import PrimitiveName
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Listing, Rendering, columns
-from jaxprtool.render.terminal.tables import Code, Prose
+from jaxprtool.render.terminal.listing import Listing, columns
+from jaxprtool.render.terminal.tables import Code, Prose, Rendering
 
 # --- passes ---------------------------------------------------------------------------------------
 # Documents of passes, primitives and backends, independent of any program.
@@ -320,3 +325,77 @@ def _merged(rules: Iterable[RewriteRule]) -> Iterator[RewriteRule]:
             pattern=first.pattern.replace(name, names),
             replacement=first.replacement.replace(name, names),
         )
+
+
+# --- docstrings -----------------------------------------------------------------------------------
+# Docstrings in parts: the sections of Google's and NumPy's styles.
+
+_TITLES = {"examples": "Example"}
+_MORE = ("Note", "Notes", "See Also", "References", "Warning", "Warnings")
+_GOOGLE = google.GoogleParser(
+    [
+        *google.DEFAULT_SECTIONS,
+        *(google.Section(title, title, google.SectionType.SINGULAR) for title in _MORE),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class Documentation:
+    """A docstring in parts.
+
+    Attributes:
+        text: The text before the sections, with its line breaks.
+        parameters: The description of each parameter or attribute.
+        raises: The descriptions of exceptions.
+        sections: All other sections by their titles: an example, notes.
+    """
+
+    text: str
+    parameters: dict[str, str]
+    raises: list[str]
+    sections: dict[str, str]
+
+
+def documentation(cls: type) -> Documentation:
+    """Return the documentation of a class, with the parameters and exceptions of its bases."""
+    parsed = _documentation(cls)
+    for base in cls.__mro__[1:-1]:
+        inherited = _documentation(base)
+        parsed.parameters.update({**inherited.parameters, **parsed.parameters})
+        parsed.raises.extend(text for text in inherited.raises if text not in parsed.raises)
+    return parsed
+
+
+def _documentation(cls: type) -> Documentation:
+    parsed = max(_parsed(inspect.cleandoc(cls.__doc__ or "")), key=lambda parsed: len(parsed.meta))
+    documentation = Documentation(_prose(parsed), {}, [], {})
+    for part in parsed.meta:
+        text = part.description or ""
+        if isinstance(part, DocstringParam):
+            documentation.parameters[part.arg_name] = text
+        elif isinstance(part, DocstringRaises):
+            documentation.raises.append(text)
+        else:
+            snippet = getattr(part, "snippet", None)  # NumPy's, of an example
+            title = _TITLES.get(part.args[0], part.args[0].replace("_", " ").capitalize())
+            lines = [documentation.sections.get(title), snippet, text]
+            documentation.sections[title] = "\n".join(filter(None, lines))
+    return documentation
+
+
+def _prose(parsed: Docstring) -> str:
+    space = "\n\n" if parsed.blank_after_short_description else "\n"
+    return space.join(filter(None, [parsed.short_description, parsed.long_description]))
+
+
+def _parsed(text: str) -> list[Docstring]:
+    """Return a docstring as parsed in each style; as plain text if neither parses it."""
+    docstrings = []
+    for parser in (_GOOGLE, NumpydocParser()):
+        with suppress(ParseError):  # a section that this style cannot parse
+            docstrings.append(parser.parse(text))
+    if not docstrings:
+        docstrings.append(Docstring())
+        docstrings[0].short_description = text
+    return docstrings

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from jaxprtool.cli.output import OnProgress
     from jaxprtool.commands.memory.compiled import CompiledPeak
     from jaxprtool.commands.memory.estimate import Memory
-    from jaxprtool.render.terminal.listing import Rendering
+    from jaxprtool.render.terminal.tables import Rendering
 
 _Out = Annotated[
     str | None,

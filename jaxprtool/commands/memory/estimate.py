@@ -14,7 +14,7 @@ import typing
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple, TypeAlias
 
@@ -155,12 +155,12 @@ def _alive(
     body: BodyMemory,
     frames: Frames,
     donated: Mapping[int, int],
-) -> Iterator[LiveValue]:
+) -> Iterator[Live]:
     """Yield the values that are live at the peak."""
     for named in about.arguments:
-        yield LiveValue("argument", named.type, named.bytes or 0, named.name)
+        yield Live("argument", 1, named.type, named.bytes or 0, named.name)
     for named in constants:
-        yield LiveValue("constant", named.type, named.bytes or 0, named.name)
+        yield Live("constant", 1, named.type, named.bytes or 0, named.name)
     names = [named.name for named in (*about.constants, *about.arguments)]
     values, now = LiveValues(frames, names), levels(body)
     yield from values.of(now)
@@ -173,12 +173,12 @@ def _alive(
         value = kernels.given[position]
         size = (result.bytes or 0) - room_bytes.pop(value, 0)
         if value is None or kernels.defined_by[value] < 0:
-            yield LiveValue("result", result.type, size, result.name)
+            yield Live("result", 1, result.type, size, result.name)
         elif size:
             is_made = not now or starts[value] <= now[0].time
             kind: Kind = "result" if is_made else "room"
             primitive, line, calls = values.made(kernels, value)
-            yield LiveValue(kind, result.type, size, result.name, primitive, line, frames=calls)
+            yield Live(kind, 1, result.type, size, result.name, primitive, line, frames=calls)
 
 
 # --- live -----------------------------------------------------------------------------------------
@@ -218,20 +218,6 @@ class Live:
     type: str
     bytes: int
     name: str
-    primitive: str
-    source: str
-    reader: str
-    reader_source: str
-    frames: tuple[UserFrame, ...]
-
-
-class LiveValue(NamedTuple):
-    """A live value. The fields are those of `Live`."""
-
-    kind: Kind
-    type: str
-    bytes: int
-    name: str = ""
     primitive: str = ""
     source: str = ""
     reader: str = ""
@@ -284,20 +270,17 @@ def levels(memory: BodyMemory) -> tuple[RunningBody, ...]:
     return tuple(running)
 
 
-def grouped_live_values(values: Iterable[LiveValue]) -> tuple[Live, ...]:
+def grouped_live_values(values: Iterable[Live]) -> tuple[Live, ...]:
     """Merge equal values, and sort the groups by their total bytes, the largest first."""
-    groups = defaultdict[tuple[object, ...], list[LiveValue]](list)
+    groups = defaultdict[Live, list[Live]](list)
     for value in values:
-        same = without_numbers(value.name), value.kind, value.type, *value[4:-1]
-        groups[same].append(value)
+        groups[replace(value, bytes=0, name=without_numbers(value.name), frames=())].append(value)
     merged = (
-        Live(
-            group[0].kind,
-            len(group),
-            group[0].type,
-            sum(value.bytes for value in group),
-            common_path([value.name for value in group]),
-            *group[0][4:],
+        replace(
+            group[0],
+            count=len(group),
+            bytes=sum(value.bytes for value in group),
+            name=common_path([value.name for value in group]),
         )
         for group in groups.values()
     )
@@ -318,7 +301,7 @@ class LiveValues:
         self._defining_equations: dict[Jaxpr, DefiningEquations] = {}
         self._variables: dict[Jaxpr, DefUse] = {}
 
-    def of(self, levels: Sequence[RunningBody]) -> Iterator[LiveValue]:
+    def of(self, levels: Sequence[RunningBody]) -> Iterator[Live]:
         """Yield the live values at a moment, except those of the program's arguments and results.
 
         Args:
@@ -332,7 +315,7 @@ class LiveValues:
                 eqns = (*around, *level.node.calls, level.node.eqn)
                 maker = eqns[-1].primitive.name, self._frames.line_of(eqns)
                 stack = self._frames.stack(eqns)
-                yield LiveValue("workspace", "", size, "", *maker, frames=stack)
+                yield Live("workspace", 1, "", size, "", *maker, frames=stack)
         if levels:
             for room in levels[0].memory.in_rooms:
                 if _is_alive(room.buffer, levels[0].time):
@@ -371,20 +354,17 @@ class LiveValues:
         level: RunningBody,
         outer: Sequence[RunningBody],
         around: Sequence[JaxprEqn],
-    ) -> LiveValue:
+    ) -> Live:
         kernels = level.kernels
         reader, place = self._reader(buffer, kernels, around)
-        aval = _aval(kernels, buffer.value)
+        type_name = type_of(_aval(kernels, buffer.value))
         is_made = kernels.defined_by[buffer.value] >= 0
         if is_made:
             name, maker = "", self.made(kernels, buffer.value, around)
         else:
             name, maker = self._origin(buffer.value, level, outer)
         kind: Kind = "value" if is_made else "row"
-        primitive, line, frames = maker
-        return LiveValue(
-            kind, type_of(aval), buffer.size, name, primitive, line, reader, place, frames
-        )
+        return Live(kind, 1, type_name, buffer.size, name, *maker[:2], reader, place, maker.frames)
 
     def _reader(
         self, buffer: LiveBuffer, kernels: Kernels, around: Sequence[JaxprEqn]

@@ -16,9 +16,9 @@ from jaxprtool.errors import OutputError
 from jaxprtool.ir.documents import document, in_bytes, plural, times
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     ALL,
+    Rendering,
     add_more,
     new_table,
     number_column,

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import plural, some
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     ALL,
+    Rendering,
     add_more,
     facts_table,
     line_text,

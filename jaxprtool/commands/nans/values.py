@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,8 +13,6 @@ from jax import numpy as jnp
 
 from jaxprtool.execute.running.arrays import plain_array
 from jaxprtool.ir.dtypes import is_extended
-from jaxprtool.ir.evaluation import bind
-from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
 
@@ -262,172 +260,40 @@ def is_moving(eqn: JaxprEqn) -> bool:
     return like.moves or like.updates or like.gives in ("same", "layout", "part")
 
 
-# --- source elements ------------------------------------------------------------------------------
-# The elements of operands from which an element of a result is computed.
+# --- places ---------------------------------------------------------------------------------------
+# The positions of elements that are not finite.
 
 #: An index of an array: one element or several.
 Index = tuple[Any, ...]
 
 
-class SourceElements(NamedTuple):
-    """Elements of a value from which an element of a result is computed.
-
-    Attributes:
-        value: The value.
-        where: The elements; None if any of them may be read.
-    """
-
-    value: Tracked
-    where: Index | None
+def count_in_state(value: Tracked, state: int) -> int:
+    """Return the number of elements that are NaN, or infinite."""
+    array = plain_array(value.data)
+    return int((np.isnan(array) if state == NAN else np.isinf(array)).sum())
 
 
-def source_elements(value: Tracked, place: Index | None) -> list[SourceElements]:
-    """Return the elements that an element of a value is computed from; empty for an argument."""
-    if value.moved is not None:
-        return [_before_movement(value.moved, place)] if value.moved.operands else []
-    step = value.step
-    if step is None or not step.operands:
-        return []
-    if place is not None and has_state(value.data) and not step.eqn.effects:
-        sources = _elements(step, value, place) or _alike(step.operands, value, place)
-        if sources:
-            return sources
-    started = _start(step.eqn, value.position)
-    if started is not None and not step.operands[started].held:
-        return [SourceElements(step.operands[started], None)]
-    return [SourceElements(x, None) for x in step.operands]
+def first_place(value: Tracked) -> tuple[int, ...]:
+    """Return the position of the first NaN, or else of the first infinity."""
+    array = plain_array(value.data)
+    wrong = np.isnan(array) if value.state & NAN else np.isinf(array)
+    return tuple(map(int, np.unravel_index(int(wrong.argmax()), wrong.shape)))
 
 
-def _before_movement(moved: DataMovement, place: Index | None) -> SourceElements:
-    """Return the element of the stack or row that an element was moved from."""
-    if moved.row is not None:
-        return SourceElements(moved.operands[0], None if place is None else (moved.row, *place))
-    if place is None:
-        return SourceElements(moved.operands[-1], None)
-    return SourceElements(moved.operands[place[0]], place[1:])
+def place_after(step: Evaluation, place: Index | None) -> Index | None:
+    """Return the place in a step's operands that corresponds to a place in its results."""
+    return place if traits(step.eqn).elementwise else None
 
 
-def _elements(step: Evaluation, value: Tracked, place: Index) -> list[SourceElements]:
-    """Return the elements that an element of a result is computed from; empty if unknown."""
-    eqn, operands = step.eqn, step.operands
-    like, name = traits(eqn), eqn.primitive.name
-    if like.gives == "same":
-        return [SourceElements(operands[value.position], place)]
-    if like.elementwise:
-        reads = [SourceElements(x, _broadcast(np.shape(x.data), place)) for x in operands]
-        chooses = _CHOOSES.get(name)
-        chosen = [] if chooses is None else list(chooses(reads, plain_array(value.data)[place]))
-        # If the selected value is a constant of the program, blame the value it replaces.
-        return [x for x in chosen if not x.value.held] or reads
-    if is_moving(eqn):
-        return _origin(step, value, place)
-    if like.reduces and "axes" in eqn.params:
-        return [
-            SourceElements(
-                operands[0], _reduced(np.ndim(operands[0].data), eqn.params["axes"], place)
-            )
-        ]
-    if name == "dot_general":
-        return list(map(SourceElements, operands, _contracted(step, place)))
-    return []
+def element(value: Tracked, place: Index | None) -> Any:
+    """Return the element of a value at a place of a result, or None."""
+    if place is None or np.shape(value.data) not in ((), _shape_holding(value, place)):
+        return None
+    array = plain_array(value.data)  # JAX's indexing may need an output sharding
+    return array[place if array.ndim else ()].item()
 
 
-def _alike(operands: Sequence[Tracked], value: Tracked, place: Index) -> list[SourceElements]:
-    """Return an operand's element that was probably forwarded: equal and nonzero."""
-    element = plain_array(value.data)[place]
-    for x in operands:
-        if element and has_state(x.data) and not x.held:
-            same = plain_array(x.data) == element
-            if same.any():
-                there = same.shape == np.shape(value.data) and same[place]
-                return [SourceElements(x, place if there else _first(same))]
-    return []
-
-
-def _broadcast(shape: Sequence[int], place: Index) -> Index:
-    return tuple(i if n > 1 else 0 for i, n in zip(place, shape, strict=False)) if shape else ()
-
-
-def _chosen(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
-    """Yield the selected case of a `select_n`: for an invalid integer, the nearest valid one."""
-    predicate, *cases = reads
-    number = int(plain_array(predicate.value.data)[predicate.where])
-    yield cases[min(max(number, 0), len(cases) - 1)]
-
-
-def _equal(reads: Sequence[SourceElements], element: Any) -> Iterator[SourceElements]:
-    """Yield the operands to which an element of a `max`, `min` or `clamp` is equal."""
-    for read in reads:
-        if np.array_equal(plain_array(read.value.data)[read.where], element, equal_nan=True):
-            yield read
-
-
-_CHOOSES: dict[str, Callable[[Sequence[SourceElements], Any], Iterator[SourceElements]]] = {
-    "select_n": _chosen,
-    "max": _equal,
-    "min": _equal,
-    "clamp": _equal,
-}
-
-
-def _origin(step: Evaluation, value: Tracked, place: Index) -> list[SourceElements]:
-    """Return the element moved to a place; empty if it is a fill value or computed.
-
-    To find it, the equation is run on element indices instead of elements.
-    """
-    eqn, movable = step.eqn, [x for x in step.operands if has_state(x.data)]
-    ends = np.cumsum([np.size(x.data) for x in movable])
-    if not movable or ends[-1] > np.iinfo(np.int32).max or holds_jaxpr(eqn.params.values()):
-        return []
-    data = [x.data for x in step.operands]
-    for i, x in enumerate(step.operands):
-        if has_state(x.data):
-            end = ends[movable.index(x)]
-            numbers = np.arange(end - np.size(x.data), end, dtype=np.int32)
-            data[i] = _like(x.data, numbers.reshape(np.shape(x.data)))
-    if "fill_value" in eqn.params:
-        eqn = eqn.replace(params={**eqn.params, "fill_value": -1})
-    number = int(plain_array(bind(eqn, data)[value.position])[place])
-    if not 0 <= number < ends[-1]:
-        return []
-    which = int(np.searchsorted(ends, number, side="right"))
-    x = movable[which]
-    index = np.unravel_index(number - ends[which] + np.size(x.data), np.shape(x.data))
-    return [SourceElements(x, tuple(map(int, index)))]
-
-
-def _like(array: Any, numbers: np.ndarray) -> Any:
-    """Return numbers placed on the devices of an array."""
-    sharding = getattr(array, "sharding", None)
-    return numbers if sharding is None else jax.device_put(numbers, sharding)
-
-
-def _reduced(rank: int, axes: Sequence[int], place: Index) -> Index:
-    kept = iter(place)
-    return tuple(slice(None) if axis in axes else next(kept) for axis in range(rank))
-
-
-def _first(flags: np.ndarray) -> Index:
-    return tuple(map(int, np.unravel_index(int(flags.argmax()), flags.shape)))
-
-
-def _contracted(step: Evaluation, place: Index) -> Iterator[Index]:
-    """Yield the operand elements from which an element of a `dot_general` is computed."""
-    contracted, batch = step.eqn.params["dimension_numbers"]
-    begin = len(batch[0])
-    for x, summed, shared in zip(step.operands, contracted, batch, strict=True):
-        rank = np.ndim(x.data)
-        index: list[Any] = [slice(None)] * rank
-        for axis, i in zip(shared, place, strict=False):
-            index[axis] = i
-        free = [axis for axis in range(rank) if axis not in (*summed, *shared)]
-        for axis, i in zip(free, place[begin:], strict=False):
-            index[axis] = i
-        begin += len(free)
-        yield tuple(index)
-
-
-def _start(eqn: JaxprEqn, position: int) -> int | None:
-    """Return the position of the operand with the initial value of a loop result, or None."""
-    inside = regions(eqn) if holds_jaxpr(eqn.params.values()) else None
-    return None if inside is None else {out: i for i, out in inside.carried}.get(position)
+def _shape_holding(value: Tracked, place: tuple[int, ...]) -> tuple[int, ...] | None:
+    shape = np.shape(value.data)
+    fits = len(shape) == len(place) and all(i < n for i, n in zip(place, shape, strict=True))
+    return shape if fits else None

@@ -18,8 +18,7 @@ from jaxprtool.errors import OutputError
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
     from jaxprtool.cli.session import Named
-    from jaxprtool.commands.outline.compile_profile import CompileProfile
-    from jaxprtool.commands.outline.compile_time import CompileWay
+    from jaxprtool.commands.outline.compile_time import CompileProfile, CompileWay
     from jaxprtool.execute.running.run import RunReport
     from jaxprtool.ir.program import Program
     from jaxprtool.ir.repetition import Repetition
@@ -191,7 +190,7 @@ def _profiled(
     on_progress: OnProgress,
 ) -> tuple[CompileProfile, list[tuple[CompileWay, Program]]]:
     """Return the compile profile of a program, and the times of the ways to compile it faster."""
-    from jaxprtool.commands.outline.compile_profile import compile_profile, compile_seconds
+    from jaxprtool.commands.outline.compile_time import compile_profile, compile_seconds
 
     arguments, device = prepared.filled.arguments, prepared.device
     on_progress(f"compiling {prepared.program.name}")
@@ -208,8 +207,7 @@ def _profiled(
 
 def _without_unroll(prepared: Ready, on_progress: OnProgress) -> float:
     """Return the CPU time of XLA to compile a program whose loops are not unrolled, in seconds."""
-    from jaxprtool.commands.outline.compile_profile import compile_seconds
-    from jaxprtool.commands.outline.compile_time import without_unroll
+    from jaxprtool.commands.outline.compile_time import compile_seconds, without_unroll
 
     on_progress(f"compiling {prepared.program.name} without unroll")
     program = without_unroll(prepared.program)

@@ -14,8 +14,8 @@ from jaxprtool.commands.memory.table import memory_line, multiple_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    Rendering,
     add_more,
     new_table,
     number_column,
@@ -25,8 +25,7 @@ from jaxprtool.render.terminal.tables import (
 )
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.outline.compile_profile import CompileProfile
-    from jaxprtool.commands.outline.compile_time import CompileWay, UnrolledLoop
+    from jaxprtool.commands.outline.compile_time import CompileProfile, CompileWay, UnrolledLoop
     from jaxprtool.execute.running.run import RunReport
     from jaxprtool.ir.frames import Root
     from jaxprtool.ir.repetition import RepeatedBody, Repetition, SourceRange, TemporaryMemory

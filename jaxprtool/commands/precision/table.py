@@ -11,8 +11,8 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    Rendering,
     add_more,
     facts_table,
     line_text,

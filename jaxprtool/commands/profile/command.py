@@ -184,7 +184,7 @@ def write_profile(
         with output.written_file(pprof) as file:
             file.write(_stacks(result))
     if perfetto is not None:
-        from jaxprtool.commands.profile.trace import perfetto_of_profile
+        from jaxprtool.commands.profile.profile import perfetto_of_profile
 
         with output.written_file(perfetto) as file:
             file.write(perfetto_of_profile(result).encode())

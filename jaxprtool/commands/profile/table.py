@@ -15,9 +15,9 @@ from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
     ALL,
+    Rendering,
     add_more,
     new_table,
     number_column,

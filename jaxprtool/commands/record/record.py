@@ -20,7 +20,7 @@ from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
-from jaxprtool.recording.folder import Settings, require_until
+from jaxprtool.recording.folder import KeptSources, Settings, require_until
 from jaxprtool.recording.new_run import NewRun, new_run
 from jaxprtool.recording.read import (
     WrittenProgram,
@@ -32,7 +32,6 @@ from jaxprtool.recording.read import (
 )
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
-from jaxprtool.recording.sources import KeptSources
 
 if TYPE_CHECKING:
     from jaxprtool.commands.memory.estimate import Memory

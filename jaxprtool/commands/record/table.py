@@ -18,8 +18,8 @@ from rich.text import Text
 from jaxprtool.ir.documents import duration, in_bytes, listed, plural
 from jaxprtool.ir.frames import short_paths
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering, printable
-from jaxprtool.render.terminal.tables import ALL, add_more, more, new_table, share_text
+from jaxprtool.render.terminal.listing import printable
+from jaxprtool.render.terminal.tables import ALL, Rendering, add_more, more, new_table, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.recording.recorded_run import (

@@ -18,8 +18,8 @@ from jaxprtool.commands.watch.values import FORMATS
 from jaxprtool.commands.watch.watch import WatchedRow, watch
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.running.run import ready_to_step
-from jaxprtool.execute.stepping import has_external_effect
 from jaxprtool.ir.dataflow import BodySlice, Start, forward_slice
+from jaxprtool.ir.equations import has_external_effect
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var

@@ -18,8 +18,8 @@ from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (
+    Rendering,
     add_more,
     new_table,
     number_column,

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
     from jaxprtool.ir.program import Program
     from jaxprtool.render.documents import programs as documents
-    from jaxprtool.render.terminal.listing import Listing, Rendering, ShowOptions
+    from jaxprtool.render.terminal.listing import Listing, ShowOptions
+    from jaxprtool.render.terminal.tables import Rendering
 
 _SHOWN = Panel("Contents")
 

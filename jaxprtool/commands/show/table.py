@@ -41,7 +41,6 @@ from jaxprtool.render.terminal.listing import (
     MOST_IN_A_ROW,
     Cell,
     Listing,
-    Rendering,
     ShowOptions,
     SourceComments,
     columns,
@@ -50,6 +49,7 @@ from jaxprtool.render.terminal.listing import (
     printable,
 )
 from jaxprtool.render.terminal.tables import (
+    Rendering,
     add_more,
     new_table,
     number_column,

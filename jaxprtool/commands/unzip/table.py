@@ -11,7 +11,8 @@ from jaxprtool.ir.frames import BEHIND, short_paths
 from jaxprtool.ir.program import NamedValue
 from jaxprtool.render.documents.programs import Program, SourcePosition
 from jaxprtool.render.reports.programs import values_table
-from jaxprtool.render.terminal.listing import Rendering, ShowOptions, SourceComments, source_line
+from jaxprtool.render.terminal.listing import ShowOptions, SourceComments, source_line
+from jaxprtool.render.terminal.tables import Rendering
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Rendering
-from jaxprtool.render.terminal.tables import more, split_rows
+from jaxprtool.render.terminal.tables import Rendering, more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.commands.watch.watch import Numbers, Watched, WatchedRow

@@ -20,10 +20,10 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.arrays import plain_array
-from jaxprtool.execute.stepping import Progress, advanced, has_external_effect, on_shards, put_at
+from jaxprtool.execute.stepping import Progress, advanced, on_shards, put_at
 from jaxprtool.ir.documents import AnyFloat
 from jaxprtool.ir.dtypes import array_dtypes, is_extended
-from jaxprtool.ir.equations import named
+from jaxprtool.ir.equations import has_external_effect, named
 from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, While, view

@@ -22,13 +22,12 @@ from jaxprtool.render.terminal.listing import (
     GAP,
     Cell,
     Listing,
-    Rendering,
     cut_line,
     joined_lines,
     printable,
     wrapped_cell,
 )
-from jaxprtool.render.terminal.tables import add_more, more, split_rows
+from jaxprtool.render.terminal.tables import Rendering, add_more, more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.commands.why.gradients import Cause, GradientAnswer, GradientFlow, GradientGroup

@@ -267,19 +267,19 @@ class Domain(Generic[K]):
             eqn: The equation in whose context (mesh, precision, …) it is traced.
         """
         types = [*avals, *map(self.fact_aval, facts)]
-        kinds: list[Sequence[Any]] = []
+        kinds: Sequence[Any] | None = None
 
         def fun(*values: Any) -> list[Any]:
+            nonlocal kinds  # a traced function returns arrays alone
             by_fact: Mapping[Any, Any] = dict(zip(facts, values[len(avals) :], strict=True))
-            result = compute(by_fact, *values[: len(avals)])
-            kinds[:] = [] if result is None else [result[1]]
-            return [] if result is None else [*result[0]]
+            results, kinds = compute(by_fact, *values[: len(avals)]) or ((), None)
+            return [*results]
 
         jaxpr = jaxcompat.trace_in_setting(fun, types, eqn)
-        if not kinds:
+        if kinds is None:
             return None
         jaxpr, _ = dce_body(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
-        out_kinds = self.template_kinds([v.aval for v in jaxpr.outvars], kinds[0])
+        out_kinds = self.template_kinds([v.aval for v in jaxpr.outvars], kinds)
         return template_of_jaxpr(jaxpr, out_kinds)
 
     def template_kinds(self, avals: Sequence[Aval], kinds: Sequence[Any]) -> Sequence[Any]:
@@ -331,7 +331,7 @@ class BodyBuilder(Generic[K]):
         source: The source info of the equation that is being rewritten.
     """
 
-    domain: Any
+    domain: Domain[K]
     context: Any = None
     eqns: list[JaxprEqn] = field(default_factory=list)
     values: dict[Var, tuple[Atom, K]] = field(default_factory=dict)
@@ -535,21 +535,19 @@ class BodyBuilder(Generic[K]):
         domain, operands = self.domain, [*map(self.held, eqn.invars, kinds)]
 
         def compute(facts: dict[Any, Any], *arrays: Any) -> tuple[list[Any], list[K]] | None:
-            context, out_kinds = self.rule_context(eqn.primitive.name, facts), list[K]()
+            context = self.rule_context(eqn.primitive.name, facts)
             shapes = [tuple(getattr(atom.aval, "shape", ())) for atom in eqn.invars]
 
-            def one(*arrays: Any) -> list[Any] | None:
+            def one(*arrays: Any) -> tuple[list[Any], list[K]] | None:
                 output = apply(context, eqn, *map(self.operand, arrays, kinds, shapes))
                 if output is None:
                     return None
                 results = output if eqn.primitive.multiple_results else [output]
                 pairs = zip(results, eqn.outvars, strict=True)
                 both = [self.result(result, eqn, var, kinds) for result, var in pairs]
-                out_kinds[:] = [kind for _, kind in both]
-                return [array for array, _ in both]
+                return [array for array, _ in both], [kind for _, kind in both]
 
-            results = keep_weak_types(one, arrays, [v.aval for v in eqn.outvars], eqn)
-            return None if results is None else (results, out_kinds)
+            return keep_weak_types(one, arrays, [v.aval for v in eqn.outvars], eqn)
 
         aval_ids = [domain.aval_id(a.aval, k) for a, k in zip(operands, kinds, strict=True)]
         template = domain.key(eqn, aval_ids), key, self.context
@@ -656,7 +654,7 @@ def solve(
         kinds: The kinds of the operands, if they are not those in `builder`.
         context: The context of the bodies; if None, the one that the domain returns.
     """
-    domain: Domain[K] = builder.domain
+    domain = builder.domain
     context = domain.context(builder.context, inside) if context is None else context
     kinds = [*map(builder.kind, inside.eqn.invars)] if kinds is None else kinds
     if not all(domain.uniform(kinds[i]) for i in inside.predicates):

@@ -47,7 +47,7 @@ class _AfterJax:
 def _begin() -> None:
     """Start recording; if that fails, say so in one line and let the script go on."""
     try:
-        from jaxprtool.recording.process import begin
+        from jaxprtool.recording.recorder import begin
 
         begin()
     except Exception as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
 from jaxprtool import jaxcompat
@@ -276,29 +275,6 @@ MOST_IN_A_ROW = 12
 
 #: The default options.
 DEFAULTS = ShowOptions()
-
-
-@dataclass(frozen=True)
-class Rendering:
-    """A Rich renderable laid out for `width` columns, with a plain text."""
-
-    renderable: RenderableType
-    width: int
-
-    def plain(self) -> str:
-        """Return the text without colors and without a final newline."""
-        file = io.StringIO()
-        console = Console(
-            file=file, width=self.width, color_system=None, markup=False, force_jupyter=False
-        )
-        console.print(self.renderable)
-        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        # Wrap here, at our width, even if the caller prints with soft_wrap=True. A type such as
-        # f32[n] is not markup.
-        options = options.update(width=self.width, no_wrap=False, overflow="fold", markup=False)
-        yield from console.render(self.renderable, options)
 
 
 # --- listing --------------------------------------------------------------------------------------

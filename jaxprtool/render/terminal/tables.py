@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import linecache
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,7 +12,14 @@ from typing import TypeVar
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, JustifyMethod, OverflowMethod, RenderResult
+from rich.console import (
+    Console,
+    ConsoleOptions,
+    JustifyMethod,
+    OverflowMethod,
+    RenderableType,
+    RenderResult,
+)
 from rich.containers import Lines
 from rich.markdown import CodeBlock, Markdown
 from rich.measure import Measurement
@@ -119,6 +127,29 @@ def line_text(source: str, code: str) -> Text:
     """Return a source line with its code, if known."""
     line = PathText(source, style=BINDER)
     return line.append(f"  {code}", style="default") if code else line
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A Rich renderable laid out for `width` columns, with a plain text."""
+
+    renderable: RenderableType
+    width: int
+
+    def plain(self) -> str:
+        """Return the text without colors and without a final newline."""
+        file = io.StringIO()
+        console = Console(
+            file=file, width=self.width, color_system=None, markup=False, force_jupyter=False
+        )
+        console.print(self.renderable)
+        return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        # Wrap here, at our width, even if the caller prints with soft_wrap=True. A type such as
+        # f32[n] is not markup.
+        options = options.update(width=self.width, no_wrap=False, overflow="fold", markup=False)
+        yield from console.render(self.renderable, options)
 
 
 # --- wrapping -------------------------------------------------------------------------------------

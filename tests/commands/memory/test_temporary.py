@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool import jaxcompat
 from jaxprtool.commands.memory.estimate import temporary_memory
+from jaxprtool.jaxcompat.mapping import evaluated
 from tests.programs.samples import sample_files, sample_programs
 
 SIZE = 4 * 256 * 256
@@ -19,7 +19,7 @@ def estimated(function, *args):
 
 def measured(program, *args):
     def run(*args):
-        return jaxcompat.evaluated(program.jaxpr, args)
+        return evaluated(program.jaxpr, args)
 
     compiled = jax.jit(run).lower(*jax.tree.leaves(args)).compile()
     return compiled.memory_analysis().temp_size_in_bytes

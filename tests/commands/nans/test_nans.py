@@ -10,7 +10,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.commands.nans import compiled, nans, search
+from jaxprtool.commands.nans import nans, search
 from jaxprtool.commands.nans.nans import find_nan
 from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
 from jaxprtool.execute import stepping
@@ -652,11 +652,11 @@ def test_a_program_with_many_infinities_is_not_screened_as_a_whole(monkeypatch):
 
     # As many as in a gradient by Diffrax, which fills its buffers with infinities, are screened.
     many = jaxprtool.trace(partial(function, 110), X)
-    infinity = compiled.INF
-    jax.eval_shape(lambda x: compiled.flags_of(many.jaxpr, [x], [infinity])[0], X)
+    infinity = nans.INF
+    jax.eval_shape(lambda x: nans.flags_of(many.jaxpr, [x], [infinity])[0], X)
     infinite = X.at[1].set(jnp.inf)
     program = jaxprtool.trace(partial(function, 8), X)
-    monkeypatch.setattr(compiled, "_INFINITE", 4)
+    monkeypatch.setattr(nans, "_INFINITE", 4)
     assert nans.screened(program.jaxpr, [infinite]) is None
     assert nans.screened(program.jaxpr, [X]) == (False, set())
 
@@ -668,7 +668,7 @@ def test_screening_does_not_keep_large_values_alive():
         return x
 
     program = jaxprtool.trace(function, jnp.ones(100_000))
-    look = jax.jit(lambda x: compiled.flags_of(program.jaxpr, [x], [0])[0])
+    look = jax.jit(lambda x: nans.flags_of(program.jaxpr, [x], [0])[0])
     memory = look.lower(jnp.ones(100_000)).compile().memory_analysis()
     assert memory.temp_size_in_bytes < 8 * 400_000
 

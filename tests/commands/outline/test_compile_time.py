@@ -6,8 +6,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.commands.outline.compile_profile import compile_profile
-from jaxprtool.commands.outline.compile_time import DRAW, compile_estimate
+from jaxprtool.commands.outline.compile_time import DRAW, compile_estimate, compile_profile
 
 
 def layers(count):

@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from rich.cells import cell_len
 
 from jaxprtool.commands.shardings.table import sharding_picture
-from jaxprtool.render.terminal.listing import Rendering
+from jaxprtool.render.terminal.tables import Rendering
 from tests.share import first_and_proofs
 
 WIDTHS = [80, 160]

@@ -132,6 +132,7 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
     the id of its type and batch dimension (`Domain.aval_id`).
     """
 
+    domain: BatchDomain
     numbered: dict[Var, tuple[Atom, int]] = field(default_factory=dict)
     _unmapped: dict[int, int] = field(default_factory=dict)
     _scopes: dict[int, Any] = field(default_factory=dict)
@@ -214,7 +215,7 @@ class BatchBodyBuilder(BodyBuilder[Dim]):
         template: Template | None,
     ) -> None:
         """Batch an equation that holds jaxprs, or whose template is new or has several steps."""
-        domain: BatchDomain = self.domain
+        domain = self.domain
         dims = [domain.kinds[aval_id] for aval_id in aval_ids]
         if not (eqn.effects or any(dim is not None for dim in dims) or self._names_axis(eqn)):
             self.eqns.append(eqn.replace(invars=operands))

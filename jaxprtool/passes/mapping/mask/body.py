@@ -90,6 +90,8 @@ class BodyContext(NamedTuple):
 class MaskBodyBuilder(BodyBuilder[Facts]):
     """Builds one masked body."""
 
+    domain: MaskDomain
+
     # True while the operands of an equation are to be guarded.
     _guarding = False
 

@@ -25,7 +25,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.equations import as_weak_as, is_weak, keep_weak_types, strongly_typed
+from jaxprtool.ir.equations import as_weak_as, is_weak, strongly_typed
 from jaxprtool.ir.regions import CALLS, CustomJVP, CustomVJP, Regions
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
@@ -104,6 +104,7 @@ class RaggedBodyBuilder(BodyBuilder[Kind]):
         forms: For each variable of the old body, the atoms of the new body that hold it, by kind.
     """
 
+    domain: RaggedDomain
     forms: dict[Var, dict[Kind, Atom]] = field(default_factory=dict)
 
     # --- values ---------------------------------------------------------------------------------
@@ -434,11 +435,12 @@ def _as_weak(batched: ClosedJaxpr, variables: Sequence[Var], eqn: JaxprEqn) -> C
     avals = [var.aval for var in variables]
     if all(is_weak(a) == is_weak(b.aval) for a, b in zip(avals, batched.outvars, strict=True)):
         return batched
-    return jaxcompat.trace_in_setting(
-        lambda *args: keep_weak_types(jaxcompat.jaxpr_as_fun(batched), args, avals, eqn) or [],
-        [v.aval for v in batched.invars],
-        eqn,
-    )
+
+    def strongly(*args: Any) -> list[Any]:
+        outs = jaxcompat.jaxpr_as_fun(batched)(*map(strongly_typed, args))
+        return [as_weak_as(out, aval) for out, aval in zip(outs, avals, strict=True)]
+
+    return jaxcompat.trace_in_setting(strongly, [v.aval for v in batched.invars], eqn)
 
 
 def _axes(sizes: Sizes, atom: Atom) -> tuple[int, ...]:

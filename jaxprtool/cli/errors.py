@@ -255,6 +255,7 @@ def write_problems(
         failure: Why the command could not look for problems; None if it did.
     """
     from jaxprtool import __version__
+    from jaxprtool.ir.documents import UNKNOWN
     from jaxprtool.render.documents.problems import (
         Problem,
         github_annotations,
@@ -266,7 +267,7 @@ def write_problems(
     if format == "sarif":
         output.write_json(sarif(problems, __version__, root, about, failure))
     elif failure is not None:
-        output.write_text(github_annotations([Problem("error", "", failure, ())], root))
+        output.write_text(github_annotations([Problem("error", UNKNOWN, failure, ())], root))
     elif problems:
         output.write_text(github_annotations(problems, root))
 

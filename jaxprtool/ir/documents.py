@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from decimal import Decimal
 from functools import cache
 from types import MappingProxyType
@@ -95,6 +95,8 @@ def as_json(value: Any) -> Any:
     Raises:
         TypeError: If a value has no JSON.
     """
+    if isinstance(value, Place):
+        return _object(value) if value else None
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, _OBJECTS):
@@ -129,6 +131,82 @@ def _object(value: Any) -> dict[str, Any]:
         elif not (key.is_optional and (item is None or item == "")):
             entries[key.name] = as_json(item)
     return entries
+
+
+# --- places ---------------------------------------------------------------------------------------
+# Lines of source files, the same in all documents.
+
+#: The separator between the user's own line and those of libraries behind it.
+BEHIND = " ← "
+
+
+@document(optional=("library",))
+@dataclass(frozen=True, eq=False, repr=False)
+class Place(str):
+    """A line of a source file.
+
+    It is the text that the terminal shows, `model.py:9 ← flax/linen/linear.py:199`; an unknown
+    place is "", and null in JSON.
+
+    Attributes:
+        path: The file, with its absolute path if that is known.
+        line: The line, from 1.
+        function: The function that has the line, as Python qualifies it: `Model.loss`; "" if it is
+            unknown.
+        display: The path as the terminal shows it: from the current folder, or a library's package.
+        library: The lines of libraries that it calls, the outermost first; None if there are none.
+    """
+
+    path: str = ""
+    line: int = 0
+    function: str = ""
+    display: str = ""
+    library: tuple[Place, ...] | None = None
+
+    def __new__(
+        cls,
+        path: str = "",
+        line: int = 0,
+        function: str = "",
+        display: str = "",
+        library: tuple[Place, ...] | None = None,
+    ) -> Place:
+        texts = (f"{display}:{line}", *(library or ())) if display else ()
+        return super().__new__(cls, BEHIND.join(texts))
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any] | None) -> Place:
+        """Return the place that a document has."""
+        if document is None:
+            return cls()
+        library = tuple(map(cls.from_json, document.get("library", ())))
+        return cls(**{**document, "library": library or None})
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+    @property
+    def user(self) -> Place:
+        """The place without the lines of libraries."""
+        return replace(self, library=None) if self.library else self
+
+    @property
+    def behind(self) -> str:
+        """The lines of libraries: `flax/linen/linear.py:199`, or ""."""
+        return BEHIND.join(self.library or ())
+
+    def calling(self, library: Place) -> Place:
+        """Return the place with a line of a library behind it, unless that is unknown."""
+        return replace(self, library=(library,)) if library else self
+
+
+#: The place of what has no known line.
+UNKNOWN = Place()
+
+
+def place_in(name: str) -> Place | None:
+    """Return the name of a group if it is a place, or else None."""
+    return name if isinstance(name, Place) and name else None
 
 
 # --- printed --------------------------------------------------------------------------------------

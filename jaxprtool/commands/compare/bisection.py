@@ -15,7 +15,7 @@ from jaxprtool.commands.compare.divergence import DivergencePoint, DivergenceSea
 from jaxprtool.commands.compare.measures import Comparator, Measure, Tolerance, measured
 from jaxprtool.commands.compare.variants import Compared, Executor, Risk, Variant
 from jaxprtool.ir.conversions import with_scalar_predicates
-from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import all_jaxprs
 from jaxprtool.ir.frames import frames_now
@@ -28,7 +28,7 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 # Description of where two variants diverge.
 
 
-@document(without=("reference", "code", "at_call"), names={"step": "pass"})
+@document(without=("reference", "code", "at_call"), names={"source": "place", "step": "pass"})
 @dataclass(frozen=True)
 class Divergence:
     """The first equation at which a variant diverges from the reference.
@@ -69,7 +69,7 @@ class Divergence:
     strict: bool = False
     within: bool = False
     primitive: str = ""
-    source: str = ""
+    source: Place = UNKNOWN
     code: str = ""
     scope: str = ""
     path: tuple[str, ...] = ()

@@ -28,6 +28,7 @@ from jaxprtool.commands.compare.variants import BodyRun, Executor, needed
 from jaxprtool.execute.stepping import Progress, advanced, resumed_progress
 from jaxprtool.ir.body_matching import MatchedBody
 from jaxprtool.ir.differences import counterparts
+from jaxprtool.ir.documents import Place, document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import variables
 from jaxprtool.ir.equivalence import is_cast, same_operation
@@ -554,6 +555,7 @@ def _first_row(
 _EXACT = Comparator(Tolerance(0, 0), exact=True)
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Prefix:
     """The shortest prefix of a program for which a search has found different values.
@@ -572,7 +574,7 @@ class Prefix:
     count: int
     total: int
     primitive: str
-    source: str
+    source: Place
     code: str
     results: tuple[Measure, ...]
 

@@ -23,7 +23,7 @@ from jaxprtool.execute.running.run import (
     failures_reported,
     require_runnable,
 )
-from jaxprtool.ir.documents import AnyFloat, Printed, document
+from jaxprtool.ir.documents import AnyFloat, Place, Printed, document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import bodies, free_variables, is_inexact, type_of, variables
 from jaxprtool.ir.evaluation import evaluate
@@ -438,6 +438,7 @@ _COLLECTIVE = "sums over devices: another number or order of devices rounds diff
 _UNSTABLE = "the order of equal keys is not defined: is_stable is False"
 
 
+@document(names={"lines": "places"})
 @dataclass(frozen=True)
 class Risk:
     """Equations of one primitive whose results may differ, and why.
@@ -452,7 +453,7 @@ class Risk:
     primitive: str
     why: str
     count: int
-    lines: tuple[str, ...]
+    lines: tuple[Place, ...]
 
 
 def risks(program: Program) -> tuple[Risk, ...]:
@@ -460,7 +461,7 @@ def risks(program: Program) -> tuple[Risk, ...]:
 
     Kernels of Pallas are not searched.
     """
-    frames, lines_by_risk = frames_now(program.roots), dict[tuple[str, str], list[str]]()
+    frames, lines_by_risk = frames_now(program.roots), dict[tuple[str, str], list[Place]]()
     _search(jaxcompat.open_jaxpr(program.jaxpr), (), frames, lines_by_risk)
     return tuple(
         Risk(primitive, why, len(lines), tuple(dict.fromkeys(filter(None, lines))))
@@ -472,7 +473,7 @@ def _search(
     jaxpr: Jaxpr,
     around: tuple[JaxprEqn, ...],
     frames: Frames,
-    lines_by_risk: dict[tuple[str, str], list[str]],
+    lines_by_risk: dict[tuple[str, str], list[Place]],
 ) -> None:
     for eqn in jaxpr.eqns:
         name = str(eqn.primitive.name)

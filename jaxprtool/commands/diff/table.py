@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from jaxprtool.commands.profile.table import SPLIT
-from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import Place, document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies, type_of, weak_marks
 from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.notation.tokens import (
@@ -539,13 +539,14 @@ def diff_document(diff: Diff) -> DiffDocument:
     )
 
 
+@document(names={"source": "place"})
 class DiffLine(NamedTuple):
     """An equation that only one program has, or that differs from its counterpart."""
 
     hunk: Annotated[int, "The number of its hunk, from 0."]
     primitive: Annotated[str, "The primitive; empty if a body's results or constants differ."]
     text: Annotated[str, "The equation; for a changed one, the old and the new text."]
-    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."]
+    source: Annotated[Place, "The user's line, followed by the library's; null if unknown."]
     path: Annotated[Sequence[str], "The enclosing equations, the outermost first."]
     differs_in: Annotated[
         list[str],

@@ -29,7 +29,7 @@ from jaxprtool.commands.memory.walk import (
 )
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.dataflow import DefiningEquations, DefUse, live_part
-from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
 from jaxprtool.ir.donation import UnusedDonation, donations
 from jaxprtool.ir.equations import equations, size_of, type_of
 from jaxprtool.ir.expansions import expanded
@@ -192,7 +192,7 @@ Kind: TypeAlias = typing.Literal[
 ]
 
 
-@document(without=("frames",))
+@document(names={"source": "place", "reader_source": "reader_place"}, without=("frames",))
 @dataclass(frozen=True)
 class Live:
     """Live values with the same kind, type, and source lines.
@@ -219,9 +219,9 @@ class Live:
     bytes: int
     name: str
     primitive: str
-    source: str
+    source: Place
     reader: str
-    reader_source: str
+    reader_source: Place
     frames: tuple[UserFrame, ...]
 
 
@@ -233,9 +233,9 @@ class LiveValue(NamedTuple):
     bytes: int
     name: str = ""
     primitive: str = ""
-    source: str = ""
+    source: Place = UNKNOWN
     reader: str = ""
-    reader_source: str = ""
+    reader_source: Place = UNKNOWN
     frames: tuple[UserFrame, ...] = ()
 
 
@@ -243,7 +243,7 @@ class Made(NamedTuple):
     """The primitive that computes a value, the user's line, and the frames, the innermost first."""
 
     primitive: str = ""
-    line: str = ""
+    line: Place = UNKNOWN
     frames: tuple[UserFrame, ...] = ()
 
 
@@ -388,10 +388,10 @@ class LiveValues:
 
     def _reader(
         self, buffer: LiveBuffer, kernels: Kernels, around: Sequence[JaxprEqn]
-    ) -> tuple[str, str]:
+    ) -> tuple[str, Place]:
         """Return the primitive that reads a value last, at any depth, and its line."""
         if buffer.last is None:
-            return "", ""
+            return "", UNKNOWN
         node = kernels.nodes[buffer.last]
         eqns, control = [*around, *node.calls, node.eqn], node.held
         position = (
@@ -482,6 +482,7 @@ MOST_POINTS = 1000
 _MOST_GONE_INTO = 200_000
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Point:
     """The memory needed while an equation runs.
@@ -497,7 +498,7 @@ class Point:
     position: int
     bytes: int
     primitive: str
-    source: str
+    source: Place
 
 
 def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
@@ -511,7 +512,7 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
     runs, needs = list[_KernelRun](), list[int]()
     _go(memory, base, (), runs, needs, _PointCounts())
     stretch = -(-len(needs) // MOST_POINTS) or 1
-    points = [Point(0, base, "", "")]
+    points = [Point(0, base, "", UNKNOWN)]
     for start in range(0, len(needs), stretch):
         place = max(range(start, min(start + stretch, len(needs))), key=needs.__getitem__)
         run = runs[bisect_right(runs, place, key=lambda run: run.start) - 1]

@@ -41,7 +41,7 @@ from jaxprtool.execute.running.arrays import (
 )
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.ir.dataflow import POSITIVE, Domain
-from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
 from jaxprtool.ir.equations import all_jaxprs, named, type_of
 from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
 from jaxprtool.ir.frames import frames_now
@@ -55,7 +55,7 @@ from jaxprtool.jaxcompat import ClosedJaxpr, Jaxpr, JaxprEqn
 _RECOMPUTED = "rematted_computation"
 
 
-@document(without=("element",))
+@document(names={"source": "place"}, without=("element",))
 @dataclass(frozen=True)
 class Operand:
     """An operand of an equation, or a value that it was computed from.
@@ -76,7 +76,7 @@ class Operand:
     type: str
     argument: str
     primitive: str
-    source: str
+    source: Place
     low: float | None
     high: float | None
     nans: int
@@ -84,7 +84,7 @@ class Operand:
     element: Any
 
 
-@document(without=("code",))
+@document(names={"source": "place"}, without=("code",))
 @dataclass(frozen=True)
 class BadValue:
     """A NaN or an infinity in an argument, or computed by an equation from values without any.
@@ -117,7 +117,7 @@ class BadValue:
     kind: str
     argument: str
     primitive: str
-    source: str
+    source: Place
     code: str
     scope: str
     path: tuple[str, ...]
@@ -268,8 +268,8 @@ class _OriginDescriber:
             forward=self._forward(step),
         )
 
-    def _source(self, step: Evaluation | None) -> str:
-        return "" if step is None else self._frames.line_of(step.eqns)
+    def _source(self, step: Evaluation | None) -> Place:
+        return UNKNOWN if step is None else self._frames.line_of(step.eqns)
 
     def _named(self, step: Evaluation | None) -> str:
         return "" if step is None else self._frames.named(step.eqns)

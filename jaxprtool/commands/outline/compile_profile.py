@@ -24,6 +24,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running import run
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.ir.conversions import with_contents
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.module import HloModule, compiled_module
 from jaxprtool.ir.program import Program
@@ -47,6 +48,7 @@ class Stage:
     seconds: float
 
 
+@document(names={"source": "lines"})
 @dataclass(frozen=True)
 class CompiledBody:
     """The kernels of one function of the user or of a library.

@@ -23,7 +23,7 @@ from jaxprtool.analysis.kernels import KernelNode, Kernels, UnknownSize
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.commands.memory.estimate import temporary_memory
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.documents import document
+from jaxprtool.ir.documents import UNKNOWN, Place, document
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import frames_now
@@ -99,6 +99,7 @@ class CompileWay:
     cpu_seconds: float | None = None
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class UnrolledLoop:
     """A loop whose body XLA compiles several times because of its option `unroll`.
@@ -110,7 +111,7 @@ class UnrolledLoop:
         equations: The number of equations of the body.
     """
 
-    source: str
+    source: Place
     unroll: int
     copies: int
     equations: int
@@ -123,7 +124,7 @@ def unrolled_loops(program: Program) -> list[UnrolledLoop]:
         copies = copies_of_body(eqn)
         if copies > 1:
             location = frames.location_of((eqn,))
-            line = "" if location is None else frames.text(location.frame)
+            line = UNKNOWN if location is None else frames.text(location.frame)
             size = sum(count_equations(body) for _, body in bodies(eqn)) or _POLYNOMIAL
             loops.append(UnrolledLoop(line, eqn.params["unroll"], copies, size))
     return loops

@@ -29,7 +29,7 @@ from jaxprtool.commands.record.table import (
     times_of,
     warnings,
 )
-from jaxprtool.ir.documents import duration, in_bytes, listed
+from jaxprtool.ir.documents import UNKNOWN, duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.page import (
@@ -604,7 +604,7 @@ def _compared(argument: Argument, earlier: Argument | None) -> _ArgumentRow:
 
 
 def _without_line(reason: Reason) -> str:
-    return reason_text(replace(reason, line=""), _LONGEST)
+    return reason_text(replace(reason, line=UNKNOWN), _LONGEST)
 
 
 def _copied(transfer: Transfer) -> str:

@@ -21,7 +21,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.rules import Operations, runs_of
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DataFlow, DefiningEquation, DefiningEquations, DefUse, Value
-from jaxprtool.ir.documents import Number, Printed, document
+from jaxprtool.ir.documents import UNKNOWN, Number, Place, Printed, document
 from jaxprtool.ir.equations import equations, is_inexact, reachable, size_of, type_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.program import Program
@@ -36,6 +36,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 # Find the residuals that the forward half of a program passes to the backward half.
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Reader:
     """An equation of the backward half that reads a residual.
@@ -46,9 +47,10 @@ class Reader:
     """
 
     primitive: str
-    source: str
+    source: Place
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Residual:
     """A value that the backward half needs.
@@ -70,13 +72,14 @@ class Residual:
     bytes: int | None
     primitive: str
     argument: str
-    source: str
+    source: Place
     name: str
     readers: tuple[Reader, ...]
     recompute: Number | None
     policies: tuple[str, ...]
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class SavedValue:
     """A value that a proposal saves.
@@ -90,7 +93,7 @@ class SavedValue:
     """
 
     name: str
-    source: str
+    source: Place
     code: str
     bytes: int
 
@@ -270,7 +273,7 @@ class _ResidualReader:
             size_of(value.aval),
             "" if eqn is None else str(eqn.primitive.name),
             argument,
-            ""
+            UNKNOWN
             if definition is None
             else self._frames.line_of((*definition.around, definition.eqn)),
             str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
@@ -765,7 +768,7 @@ class Named(NamedTuple):
     """
 
     name: str
-    source: str
+    source: Place
     code: str
 
 

@@ -20,6 +20,7 @@ from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.stepping import has_external_effect
 from jaxprtool.ir.dataflow import BodySlice, Start, forward_slice
+from jaxprtool.ir.documents import Place, document, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
@@ -39,6 +40,7 @@ CHECKS = (
 )
 
 
+@document(names={"source": "name"}, also=("place",), optional=("place",))
 @dataclass(frozen=True)
 class Finding:
     """Values that fail a check.
@@ -62,6 +64,11 @@ class Finding:
     count: int
     size: int
     reaches: tuple[str, ...] = ()
+
+    @property
+    def place(self) -> Place | None:
+        """The user's line; None for an argument or a constant."""
+        return place_in(self.source)
 
 
 def require_checks(names: Sequence[str]) -> None:

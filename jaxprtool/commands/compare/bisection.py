@@ -28,7 +28,10 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 # Description of where two variants diverge.
 
 
-@document(without=("reference", "code", "at_call"), names={"source": "place", "step": "pass"})
+@document(
+    without=("reference", "code", "at_call"),
+    names={"source": "place", "place": "pass_number", "step": "pass"},
+)
 @dataclass(frozen=True)
 class Divergence:
     """The first equation at which a variant diverges from the reference.

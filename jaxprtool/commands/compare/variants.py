@@ -23,7 +23,7 @@ from jaxprtool.execute.running.run import (
     failures_reported,
     require_runnable,
 )
-from jaxprtool.ir.documents import AnyFloat, Place, Printed, document
+from jaxprtool.ir.documents import AnyFloat, Place, Printed, document, place_in
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import bodies, free_variables, is_inexact, type_of, variables
 from jaxprtool.ir.evaluation import evaluate
@@ -336,6 +336,7 @@ def needed(jaxpr: Jaxpr, wanted: Iterable[Var], known: Collection[Var]) -> list[
 # The places of a program that have to stay in a wide dtype, with the errors otherwise.
 
 
+@document(without=("name",), also=("label", "place"), names={"label": "name"}, optional=("place",))
 @dataclass(frozen=True)
 class KeptPlace:
     """A place that stays in the wide dtype.
@@ -354,6 +355,16 @@ class KeptPlace:
     error: AnyFloat
     without: AnyFloat
     cause: str = ""
+
+    @property
+    def label(self) -> str:
+        """The line or the scope."""
+        return str(self.name)
+
+    @property
+    def place(self) -> Place | None:
+        """The line; None for a scope."""
+        return place_in(self.name)
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,9 @@ class Group:
         products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`; and
             those of kernels and library algorithms, as `any unit`.
         line: The source line, if grouped by line.
-        place: The same as a place, with the line of a library that it calls, if there is only one.
-            With `jaxprtool.frames("all")`, with all library frames behind the line, by which groups
-            are also distinguished.
+        place: The line, if grouped by line, and that of a library that it calls, if there is only
+            one. With `jaxprtool.frames("all")`, all library frames are behind the line, by which
+            groups are also distinguished.
         path: The scopes, the outermost first, if grouped by scope.
         seconds: A lower bound of its time, if a device was chosen (`devices.timed`).
         limit: The limiting factor on this device: `compute` or `memory`.
@@ -287,7 +287,7 @@ def _by_line(key: Line | None, tally: CostTally, lines: LineReader, frames: Fram
     place, called = lines.place(key), list(lines.behind.get(key, {}))
     if not place.library and len(called) == 1 and called[0] is not None:
         place = place.calling(frames.text(called[0]))
-    return _group(tally, place.user, line=key, place=place)
+    return _group(tally, str(place.user), line=key, place=place)
 
 
 # --- groupings ------------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class PeakBuffer:
     frames: tuple[UserFrame, ...] = ()
 
 
-@document(without=("buffers",), names={"line": "name"}, also=("place",), optional=("place",))
+@document(without=("line", "buffers"), also=("name", "place"), optional=("place",))
 @dataclass(frozen=True)
 class LineBytes:
     """The memory of a line at the peak.
@@ -104,6 +104,11 @@ class LineBytes:
     bytes: int
     estimate_bytes: int
     buffers: tuple[PeakBuffer, ...]
+
+    @property
+    def name(self) -> str:
+        """The line, or else what the values are."""
+        return str(self.line)
 
     @property
     def place(self) -> Place | None:

@@ -64,7 +64,7 @@ class Timed:
         moved: The values that its collectives move to each device, by kind; None if the program has
             no collectives.
         line: The source line, of a group by line.
-        place: The same as a place, with the line of a library that takes most of it; "" if it is
+        place: The line, and that of a library behind it that takes most of its time; "" if it is
             unknown.
         path: The scopes, the outermost first, of a group by scope.
     """

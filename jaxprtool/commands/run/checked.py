@@ -40,7 +40,7 @@ CHECKS = (
 )
 
 
-@document(names={"source": "name"}, also=("place",), optional=("place",))
+@document(without=("source",), also=("name", "place"), optional=("place",))
 @dataclass(frozen=True)
 class Finding:
     """Values that fail a check.
@@ -64,6 +64,11 @@ class Finding:
     count: int
     size: int
     reaches: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The line, the argument, or that it is a constant."""
+        return str(self.source)
 
     @property
     def place(self) -> Place | None:

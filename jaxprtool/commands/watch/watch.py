@@ -532,7 +532,7 @@ class RowCollector:
         """Return the rows in program order."""
         return tuple(
             WatchedRow(
-                group.line if group.name == group.source else group.name,
+                str(group.line) if group.name == group.source else group.name,
                 *(group.line, group.code, group.backward, numbers),
                 *(tuple(group.primitives), tuple(group.types), group.path),
                 group.times[numbers],

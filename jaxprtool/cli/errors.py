@@ -256,7 +256,7 @@ def write_problems(
         failure: Why the command could not look for problems; None if it did.
     """
     from jaxprtool import __version__
-    from jaxprtool.ir.documents import UNKNOWN
+    from jaxprtool.ir.places import UNKNOWN
     from jaxprtool.render.documents.problems import (
         Problem,
         github_annotations,

@@ -338,7 +338,7 @@ def write_each(rendered: Iterable[Rendering | Listing]) -> None:
 
 def write_json(document: object) -> None:
     """Write a result as JSON to stdout, within `max_bytes`."""
-    from jaxprtool.ir.documents import document_text
+    from jaxprtool.render.documents import document_text
 
     write_text(document_text(document, max_bytes.get()))
     has_written_json.set(True)

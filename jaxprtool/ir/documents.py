@@ -7,13 +7,10 @@ strings "NaN", "Infinity" and "-Infinity"; a complex number is `[real, imaginary
 
 from __future__ import annotations
 
-import json
 import math
 import re
-from bisect import bisect
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from decimal import Decimal
 from functools import cache
 from types import MappingProxyType
@@ -98,9 +95,7 @@ def as_json(value: Any) -> Any:
     Raises:
         TypeError: If a value has no JSON.
     """
-    if isinstance(value, Place):
-        return _object(value) if value else None
-    if isinstance(value, _PLAIN):
+    if value.__class__ in _PLAIN:
         return value
     if isinstance(value, _OBJECTS):
         return {str(key): as_json(item) for key, item in value.items()}
@@ -109,7 +104,9 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else _NONFINITE[str(value)]
     if is_dataclass(value) or hasattr(value, "_fields"):
-        return _object(value)
+        return None if value == "" else _object(value)  # a `Place` that is unknown
+    if isinstance(value, str | int):
+        return value
     if isinstance(value, complex):
         return [as_json(value.real), as_json(value.imag)]
     from jaxprtool import jaxcompat  # imports JAX
@@ -119,8 +116,8 @@ def as_json(value: Any) -> Any:
     raise TypeError(f"cannot convert a {type(value).__name__} to JSON: {value!r}")
 
 
-#: A tuple of types is checked faster than a union, and a program has many values.
-_PLAIN, _OBJECTS = (str, int, type(None)), (dict, Mapping)
+#: These are checked faster than a union, and a program has many values.
+_PLAIN, _OBJECTS = frozenset({str, int, bool, type(None)}), (dict, Mapping)
 
 _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -134,148 +131,6 @@ def _object(value: Any) -> dict[str, Any]:
         elif not (key.is_optional and (item is None or item == "")):
             entries[key.name] = as_json(item)
     return entries
-
-
-#: The version of the documents: another number if a key of before has gone or has changed.
-SCHEMA = 2
-
-
-def document_text(document: Any, most: int | None = None) -> str:
-    """Return the JSON of a command's result, which has its version as `schema`.
-
-    Args:
-        document: A dataclass or a NamedTuple.
-        most: The most bytes that the text and a line break may take, without spaces. If they do not
-            suffice, every list of objects keeps as many of its first entries as fit, the same
-            number for all, and `left_out` has the number of the others by the path of the list.
-
-    Raises:
-        ArgumentsError: If the document is longer even without any of these entries.
-    """
-    whole = {"schema": SCHEMA, **as_json(document)}
-    if most is None:
-        return json.dumps(whole, indent=2, allow_nan=False)
-    text = json.dumps(whole, separators=(",", ":"), allow_nan=False)
-    if len(text) < most:
-        return text
-    longest = max(_lengths(whole), default=0)
-    fits = bisect(range(longest), most, key=lambda count: len(_cut_text(whole, count)) + 1)
-    if not fits:
-        least = len(_cut_text(whole, 0)) + 1
-        raise ArgumentsError(
-            f"--max-bytes {most} is too small: without any entry of its lists, the document takes "
-            f"{least:,} bytes"
-        )
-    return _cut_text(whole, fits - 1)
-
-
-def _lengths(value: Any) -> Iterator[int]:
-    """Yield the length of each list of objects."""
-    if isinstance(value, dict):
-        for item in value.values():
-            yield from _lengths(item)
-    elif _is_list_of_objects(value):
-        yield len(value)
-        for item in value:
-            yield from _lengths(item)
-
-
-def _is_list_of_objects(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
-def _cut_text(whole: dict[str, Any], count: int) -> str:
-    """Return the text of a document whose lists of objects keep `count` entries."""
-    left_out: Counter[str] = Counter()
-
-    def cut(value: Any, path: str) -> Any:
-        if isinstance(value, dict):
-            return {key: cut(item, f"{path}.{key}") for key, item in value.items()}
-        if not _is_list_of_objects(value):
-            return value
-        if len(value) > count:
-            left_out[path[1:]] += len(value) - count
-        return [cut(item, path) for item in value[:count]]
-
-    return json.dumps(
-        {**cut(whole, ""), "left_out": left_out}, separators=(",", ":"), allow_nan=False
-    )
-
-
-# --- places ---------------------------------------------------------------------------------------
-# Lines of source files, the same in all documents.
-
-#: The separator between the user's own line and those of libraries behind it.
-BEHIND = " ← "
-
-
-@document(optional=("library",))
-@dataclass(frozen=True, eq=False, repr=False)
-class Place(str):
-    """A line of a source file.
-
-    In Python it is also the text that the terminal shows: `model.py:9 ← flax/linen/linear.py:199`,
-    or "" if the line is unknown.
-
-    Attributes:
-        path: The file, with its absolute path if that is known.
-        line: The line, from 1.
-        function: The function that has the line, as Python qualifies it: `Model.loss`; "" if it is
-            unknown.
-        display: The path as the terminal shows it: from the current folder, or a library's package.
-        library: The lines of libraries that it calls, the outermost first; None if there are none.
-    """
-
-    path: str = ""
-    line: int = 0
-    function: str = ""
-    display: str = ""
-    library: tuple[Place, ...] | None = None
-
-    def __new__(
-        cls,
-        path: str = "",
-        line: int = 0,
-        function: str = "",
-        display: str = "",
-        library: tuple[Place, ...] | None = None,
-    ) -> Place:
-        texts = (f"{display}:{line}", *(library or ())) if display else ()
-        return super().__new__(cls, BEHIND.join(texts))
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any] | None) -> Place:
-        """Return the place that a document has."""
-        if document is None:
-            return cls()
-        library = tuple(map(cls.from_json, document.get("library", ())))
-        return cls(**{**document, "library": library or None})
-
-    def __getnewargs__(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, field.name) for field in fields(self))
-
-    @property
-    def user(self) -> Place:
-        """The place without the lines of libraries."""
-        return replace(self, library=None) if self.library else self
-
-    @property
-    def behind(self) -> str:
-        """The lines of libraries: `flax/linen/linear.py:199`, or ""."""
-        return BEHIND.join(self.library or ())
-
-    def calling(self, library: Place) -> Place:
-        """Return the place with a line of a library behind it, unless that is unknown."""
-        return replace(self, library=(library,)) if library else self
-
-
-#: The place of what has no known line.
-UNKNOWN = Place()
-
-
-def place_in(name: str) -> Place | None:
-    """Return the name of a group if it is a place, or else None."""
-    return name if isinstance(name, Place) and name else None
 
 
 # --- printed --------------------------------------------------------------------------------------

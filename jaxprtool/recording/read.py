@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 from jaxprtool.errors import JaxprToolError, TargetError, did_you_mean
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir import source_text
-from jaxprtool.ir.documents import UNKNOWN, Place, plural
+from jaxprtool.ir.documents import plural
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.frames import Frames, Root
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Aval, open_jaxpr, replace_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
-from jaxprtool.ir.documents import UNKNOWN, listed
+from jaxprtool.ir.documents import listed
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.recording.describe import STEP, CacheKey, root
 from jaxprtool.recording.recorded_run import Argument, Reason, ReasonKind
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.places import UNKNOWN, Place
 
 #: The kinds of differences between a compilation and an earlier one of the same function.
 ReasonKind = Literal[

@@ -28,10 +28,11 @@ from jaxprtool.formats.jaxpr.write import OpaqueEquations, rendered
 from jaxprtool.formats.npz import constants_file, write_npz
 from jaxprtool.ir import source_text
 from jaxprtool.ir.custom_rules import with_closed_over
-from jaxprtool.ir.documents import UNKNOWN, Place, as_json
+from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.meshes import is_over_devices
 from jaxprtool.ir.paths import unique
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, with_lifted
 from jaxprtool.ir.trees import structure

@@ -21,9 +21,10 @@ from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 from jaxprtool.cli.errors import ErrorDocument
 from jaxprtool.commands import explain
 from jaxprtool.ir import documents
-from jaxprtool.ir.documents import SCHEMA, Place
+from jaxprtool.ir.places import Place
 from jaxprtool.passes.framework.docstrings import documentation
 from jaxprtool.registry import commands, imported
+from jaxprtool.render.documents import SCHEMA
 
 #: The documents of each of our commands that has `--json`.
 DOCUMENTS = {

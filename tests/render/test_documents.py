@@ -166,7 +166,7 @@ def test_document_has_shared_bodies_once_and_source_locations():
     assert set(document["shared"]) == {"a", "g", "lambda"}
     first = document["equations"][0]
     assert first["bodies"] == [{"parameter": "jaxpr", "shared": "a"}]
-    assert first["source"]["file"].endswith("tests/render/programs.py")
+    assert first["place"]["path"].endswith("tests/render/programs.py")
     inner = document["shared"]["lambda"]["equations"]
     assert [eqn["primitive"] for eqn in inner] == ["sin"]
 

@@ -143,7 +143,7 @@ def bench_command(
         if baseline is not None:
             result = with_baseline(result, baseline)
         if file:
-            from jaxprtool.ir.documents import document_text
+            from jaxprtool.render.documents import document_text
 
             file.write(document_text(result).encode())
     if json:

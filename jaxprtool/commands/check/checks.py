@@ -17,10 +17,11 @@ from jaxprtool.commands.lint.table import finding_problem
 from jaxprtool.errors import JaxprToolError, UserFunctionError, user_traceback
 from jaxprtool.formats.jaxpr.read import read
 from jaxprtool.ir import source_text
-from jaxprtool.ir.documents import UNKNOWN, Place, plural
+from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader

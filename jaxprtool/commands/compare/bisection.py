@@ -15,10 +15,11 @@ from jaxprtool.commands.compare.divergence import DivergencePoint, DivergenceSea
 from jaxprtool.commands.compare.measures import Comparator, Measure, Tolerance, measured
 from jaxprtool.commands.compare.variants import Compared, Executor, Risk, Variant
 from jaxprtool.ir.conversions import with_scalar_predicates
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import all_jaxprs
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import top_jaxpr
 from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.scopes import ScopePaths

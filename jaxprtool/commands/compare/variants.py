@@ -23,11 +23,12 @@ from jaxprtool.execute.running.run import (
     failures_reported,
     require_runnable,
 )
-from jaxprtool.ir.documents import AnyFloat, Place, Printed, document, place_in
+from jaxprtool.ir.documents import AnyFloat, Printed, document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import bodies, free_variables, is_inexact, type_of, variables
 from jaxprtool.ir.evaluation import evaluate
 from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.places import Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import (

@@ -29,10 +29,11 @@ from jaxprtool.commands.cost.bodies import (
 from jaxprtool.commands.cost.rules import Work, runs_of, total
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dataflow import live_part
-from jaxprtool.ir.documents import UNKNOWN, Number, Place, Printed, document
+from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import all_jaxprs, outer_first
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, top_jaxpr
 from jaxprtool.ir.scopes import ScopePaths, is_backward

@@ -30,10 +30,11 @@ from jaxprtool.ir.differences import (
     has_other_operand_types,
     type_difference,
 )
-from jaxprtool.ir.documents import UNKNOWN, Number, Place, Printed, document
+from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import bodies, weak_marks
 from jaxprtool.ir.equivalence import is_cast
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, ProgramSignature, covering, program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom

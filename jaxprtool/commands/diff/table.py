@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from jaxprtool.commands.profile.table import SPLIT
-from jaxprtool.ir.documents import Place, document, duration, in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies, type_of, weak_marks
 from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.notation.tokens import (
@@ -23,6 +23,7 @@ from jaxprtool.ir.notation.tokens import (
     SourceLineToken,
 )
 from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render.terminal.listing import (
     Cell,

@@ -15,7 +15,8 @@ from typing import Literal, NamedTuple, TypeAlias
 from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.commands.lint.graph import LintedProgram, Node
 from jaxprtool.errors import ArgumentsError, PluginError, described, did_you_mean
-from jaxprtool.ir.documents import Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

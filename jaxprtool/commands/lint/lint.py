@@ -27,7 +27,8 @@ from jaxprtool.commands.lint.findings import (
     lint_rule,
 )
 from jaxprtool.commands.lint.graph import LintedProgram, SourceReader
-from jaxprtool.ir.documents import UNKNOWN, in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr

@@ -20,7 +20,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.formats.lowering import compiled
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document, place_in, some
+from jaxprtool.ir.documents import Printed, document, some
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.buffers import (
     CALLS,
@@ -34,6 +34,7 @@ from jaxprtool.ir.hlo.buffers import (
 )
 from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.places import UNKNOWN, Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

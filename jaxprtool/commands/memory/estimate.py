@@ -29,7 +29,7 @@ from jaxprtool.commands.memory.walk import (
 )
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.dataflow import DefiningEquations, DefUse, live_part
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.donation import UnusedDonation, donations
 from jaxprtool.ir.equations import equations, size_of, type_of
 from jaxprtool.ir.expansions import expanded
@@ -37,6 +37,7 @@ from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.keys import constant_key
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import NamedValue, Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import Regions, regions, sub_jaxprs

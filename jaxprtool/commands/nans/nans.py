@@ -41,11 +41,12 @@ from jaxprtool.execute.running.arrays import (
 )
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.ir.dataflow import POSITIVE, Domain
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import all_jaxprs, named, type_of
 from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import mesh_in_types
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.ir.scopes import ScopePaths, is_backward

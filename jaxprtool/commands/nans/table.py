@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.documents import UNKNOWN, Place, document, plural, some
+from jaxprtool.ir.documents import document, plural, some
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import Rendering
 from jaxprtool.render.terminal.tables import (

@@ -23,11 +23,12 @@ from jaxprtool.analysis.kernels import KernelNode, Kernels, UnknownSize
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.commands.memory.estimate import temporary_memory
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.documents import UNKNOWN, Place, document
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.keys import atom_key
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Scan, copies_of_body
 from jaxprtool.ir.rewrite import map_equations

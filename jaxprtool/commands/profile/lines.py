@@ -20,11 +20,12 @@ from typing import Any, Literal, NamedTuple, get_args
 from jaxprtool.commands.cost.estimate import Cost, Group, Line
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.hlo.module import HloModule, Instruction, while_trip_count
 from jaxprtool.ir.hlo.partitions import collectives, moved_values, started_collective
 from jaxprtool.ir.hlo.trace import Trace, TraceEvent
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
 from jaxprtool.jaxcompat.source_locations import UserFrame

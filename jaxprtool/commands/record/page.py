@@ -29,8 +29,9 @@ from jaxprtool.commands.record.table import (
     times_of,
     warnings,
 )
-from jaxprtool.ir.documents import UNKNOWN, duration, in_bytes, listed
+from jaxprtool.ir.documents import duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
+from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.page import (
     PageSources,

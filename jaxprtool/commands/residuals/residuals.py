@@ -21,9 +21,10 @@ from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.rules import Operations, runs_of
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DataFlow, DefiningEquation, DefiningEquations, DefUse, Value
-from jaxprtool.ir.documents import UNKNOWN, Number, Place, Printed, document
+from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import equations, is_inexact, reachable, size_of, type_of
 from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.source_names import SourceNames, range_of

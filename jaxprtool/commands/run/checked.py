@@ -20,7 +20,8 @@ from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.stepping import has_external_effect
 from jaxprtool.ir.dataflow import BodySlice, Start, forward_slice
-from jaxprtool.ir.documents import Place, document, place_in
+from jaxprtool.ir.documents import document
+from jaxprtool.ir.places import Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var

@@ -28,7 +28,7 @@ from jaxprtool.commands.shardings.reasons import (
     own_frames,
     unreduced_sum,
 )
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.hlo import partitions as hlo
 from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import (
@@ -48,6 +48,7 @@ from jaxprtool.ir.hlo.partitions import (
     device_tiles,
     spec_text,
 )
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The share of the memory on a device above which a value is large.

@@ -17,7 +17,6 @@ from math import prod
 from typing import NamedTuple
 
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.documents import Place
 from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.hlo.module import HloModule, HloShape, Instruction
 from jaxprtool.ir.hlo.partitions import (
@@ -31,6 +30,7 @@ from jaxprtool.ir.hlo.partitions import (
     reading,
     spec_text,
 )
+from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Collectives that exchange parts of the same size. They neither gather nor reduce.

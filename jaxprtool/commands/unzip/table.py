@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxprtool.commands.run.table import RunDocument
-from jaxprtool.ir.documents import Number, Place, document
+from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import BEHIND, short_paths
+from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import NamedValue
 from jaxprtool.render.documents.programs import Program
 from jaxprtool.render.reports.programs import values_table

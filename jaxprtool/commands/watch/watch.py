@@ -50,7 +50,7 @@ from jaxprtool.execute.stepping import (
     resumed_progress,
 )
 from jaxprtool.ir.backends import anchor
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import (
     Contains,
     bodies,
@@ -65,6 +65,7 @@ from jaxprtool.ir.evaluation import LoopOperands, slice_number
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.names import UserNames
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
 from jaxprtool.ir.rewrite import narrow

@@ -19,9 +19,10 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import vjp_rule
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
-from jaxprtool.ir.documents import UNKNOWN, AnyFloat, Place, Printed, document, listed
+from jaxprtool.ir.documents import AnyFloat, Printed, document, listed
 from jaxprtool.ir.equations import is_inexact, type_of
 from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import Scan, regions
 from jaxprtool.ir.traits import traits

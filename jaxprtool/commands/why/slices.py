@@ -28,9 +28,10 @@ from jaxprtool.ir.dataflow import (
     everything,
     forward_slice,
 )
-from jaxprtool.ir.documents import UNKNOWN, Place, Printed, document
+from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import bodies, has_ref_type, type_of
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var

@@ -35,8 +35,8 @@ from jaxprtool.commands.why.gradients import (
 from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, run
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.documents import UNKNOWN, Place
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.traits import traits

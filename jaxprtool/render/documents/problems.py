@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
-from jaxprtool.ir.documents import UNKNOWN, Place, document
+from jaxprtool.ir.documents import document
+from jaxprtool.ir.places import UNKNOWN, Place
 
 #: The severity of a problem, in the terms of SARIF and GitHub.
 Level: TypeAlias = Literal["error", "warning"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, TypedDict
 
-from jaxprtool.ir.documents import Place, document
+from jaxprtool.ir.documents import document
+from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import NamedValue
 
 if TYPE_CHECKING:
@@ -88,8 +89,6 @@ class Body(TypedDict):
 class Program(TypedDict):
     """A program."""
 
-    format: Annotated[Literal["jaxprtool.program"], "The kind of document."]
-    version: Annotated[Literal[1], "The version of the format."]
     name: Annotated[str, "The name of the function."]
     arguments: Annotated[list[BoundValue], "Its arguments, in order."]
     constants: Annotated[list[BoundValue], "Its constants."]

@@ -56,8 +56,6 @@ def program_document(
     jaxpr = about.jaxpr
     top = builder.equations(jaxpr, 0)
     return {
-        "format": "jaxprtool.program",
-        "version": 1,
         "name": about.name,
         "arguments": builder.named(about.arguments, jaxpr.invars),
         "constants": builder.named(about.constants, jaxpr.constvars),

@@ -135,7 +135,7 @@ def test_the_json_document(cli):
         "bytes": 6,
         "source": {"file": "nets.py", "line": 18},
     }
-    assert last["name"] == "words/1" and last["source"]["line"] == 20
+    assert last["name"] == "words/1" and last["place"]["line"] == 20
     assert [p["name"] for p in document["programs"]] == ["several_init", "several_apply"]
     assert [a["name"] for a in document["programs"][0]["arguments"]] == ["key", "other"]
 

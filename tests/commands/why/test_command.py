@@ -270,7 +270,7 @@ def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
     assert "filled with random values (--seed 0)" in found.err
     expected = json.loads(cli("why", *asked, "--gradient", "params['a']", "--json").out)
     assert expected["groups"][0]["kind"] == "zero" and "value" not in expected
-    assert expected["groups"][0]["causes"][0]["source"] == "stopped.py:3"
+    assert expected["groups"][0]["causes"][0]["place"]["line"] == 3
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def written_programs(process: str) -> dict[str, WrittenProgram]:
     written = dict[str, WrittenProgram]()
     for event in folder.read_events(process):
         if event.get("file"):
-            source, line = event.get("defined") or ("", 0)
+            source, line, *_ = event.get("defined") or ("", 0)
             written[event["file"]] = WrittenProgram(f"{source}:{line}" if source else "")
         elif event.get("event") == "after_call":
             file = f"{event['program']}.jaxpr"

@@ -39,7 +39,7 @@ FOLDER = Path(explain.__file__).parent / "schemas"
 #: The keys that every document has.
 _EVERY = {
     "schema": {"const": SCHEMA, "description": "The version of the documents."},
-    "left_out": {
+    "omitted": {
         "type": "object",
         "additionalProperties": {"type": "integer"},
         "description": "With `--max-bytes`: the number of entries left out, by the path of the "
@@ -67,6 +67,7 @@ def schema_file(command: str) -> str:
 
 def _document(cls: Any) -> dict[str, Any]:
     whole = schema(cls)
+    assert not _EVERY.keys() & whole["properties"].keys(), cls
     return {
         **whole,
         "properties": {**whole["properties"], **_EVERY},

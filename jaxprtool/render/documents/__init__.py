@@ -27,7 +27,7 @@ def document_text(document: Any, most: int | None = None) -> str:
         document: A dataclass or a NamedTuple.
         most: The most bytes that the text and a line break may take, without spaces. If they do not
             suffice, every list of objects keeps as many of its first entries as fit, the same
-            number for all, and `left_out` has the number of the others by the path of the list.
+            number for all, and `omitted` has the number of the others by the path of the list.
 
     Raises:
         ArgumentsError: If the document is longer even without any of these entries.
@@ -66,7 +66,7 @@ def _is_list_of_objects(value: Any) -> bool:
 
 def _cut_text(whole: dict[str, Any], count: int) -> str:
     """Return the text of a document whose lists of objects keep `count` entries."""
-    left_out: Counter[str] = Counter()
+    omitted: Counter[str] = Counter()
 
     def cut(value: Any, path: str) -> Any:
         if isinstance(value, dict):
@@ -74,9 +74,9 @@ def _cut_text(whole: dict[str, Any], count: int) -> str:
         if not _is_list_of_objects(value):
             return value
         if len(value) > count:
-            left_out[path[1:]] += len(value) - count
+            omitted[path[1:]] += len(value) - count
         return [cut(item, path) for item in value[:count]]
 
     return json.dumps(
-        {**cut(whole, ""), "left_out": left_out}, separators=(",", ":"), allow_nan=False
+        {**cut(whole, ""), "omitted": omitted}, separators=(",", ":"), allow_nan=False
     )

@@ -194,7 +194,7 @@ def test_repeated_bodies_have_the_users_line(out):
     shown = out("outline", "model.py:waves", "--equations", "2")
     assert re.search(r"part +3 .* model\.py:21$", shown, re.MULTILINE)
     (repeated,) = json.loads(out("outline", "model.py:waves", "--json"))["programs"]
-    assert repeated["bodies"][0]["lines"]["place"]["display"] == "model.py"
+    assert repeated["small"][0]["lines"]["place"]["display"] == "model.py"
 
 
 def test_the_equations_of_a_librarys_call_have_both_lines(out):

@@ -1,7 +1,7 @@
 """The command line in this process: `cli("show", "bad.py:f")` returns its output and exit code.
 
 Each test runs in a folder of its own, with the module `functions.py`. Every JSON document that a
-command prints is checked against the schema that `jaxprtool explain --schema` prints.
+command prints is checked against the schema of its command in `tests.documentation.documents`.
 """
 
 import gc
@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from jaxprtool.cli.main import main
-from jaxprtool.commands.explain.command import schema_text
+from tests.documentation.documents import command_schema
 
 FUNCTIONS = """
     import jax, jax.numpy as jnp, jaxprtool
@@ -126,7 +126,7 @@ def folder(tmp_path, monkeypatch):
 @cache
 def validator(command):
     """Return what checks the documents of a command."""
-    return Draft202012Validator(json.loads(schema_text(command)))
+    return Draft202012Validator(command_schema(command))
 
 
 def check_document(command, document):

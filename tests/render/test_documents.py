@@ -125,8 +125,6 @@ def test_documents_are_json_and_hold_every_equation(name):
 def test_document_of_a_program():
     document = program_document(a_program(), ShowOptions(source=False))
     assert document == {
-        "format": "jaxprtool.program",
-        "version": 1,
         "name": "f",
         "arguments": [
             {"name": "params['w']", "type": "f32[3,4]", "bytes": 48, "variable": "a"},

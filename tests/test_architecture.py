@@ -140,7 +140,7 @@ INNER_FLOORS = {
     "|program|ragged specialization|expansions matching symbols|custom_rules notation state"
     "|dataflow rewrite|equations evaluation|regions scopes traits"
     "|checkpoints frames hlo keys rules source_names"
-    "|source_text|backends documents dtypes paths process trees",
+    "|places source_text|backends documents dtypes paths process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents views",
     "execute": "profile stepping|running sandbox",

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 from jaxprtool.ir.backends import JaxprCache
-from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.documents import Printed
 from jaxprtool.ir.equations import inner_jaxprs, size_of, type_of
 from jaxprtool.ir.program import NamedValue, Program, program_signature, top_jaxpr
 from jaxprtool.jaxcompat import AnyJaxpr, ClosedJaxpr, Jaxpr, Var
@@ -35,14 +34,11 @@ class PrimitiveCount:
     by_depth: tuple[int, ...]
 
 
-@document(also=("format", "version"))
 @dataclass(frozen=True)
 class Stats(Printed):
     """The size of a program.
 
     Attributes:
-        format: The kind of document.
-        version: The version of the format.
         name: The name of the function.
         equations: The number of equations, at every depth.
         by_depth: The number at each depth; that of the program itself is 0.
@@ -52,8 +48,6 @@ class Stats(Printed):
         outputs: The outputs.
     """
 
-    format: ClassVar[Literal["jaxprtool.stats"]] = "jaxprtool.stats"
-    version: ClassVar[Literal[1]] = 1
     name: str
     equations: int
     by_depth: tuple[int, ...]

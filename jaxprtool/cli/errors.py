@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import codecs
 import errno
+import json
 import os
 import re
 import sys
@@ -255,6 +256,7 @@ def write_problems(
         failure: Why the command could not look for problems; None if it did.
     """
     from jaxprtool import __version__
+    from jaxprtool.ir.places import UNKNOWN
     from jaxprtool.render.documents.problems import (
         Problem,
         github_annotations,
@@ -264,9 +266,10 @@ def write_problems(
 
     root = repository_root(os.getcwd())
     if format == "sarif":
-        output.write_json(sarif(problems, __version__, root, about, failure))
+        log = sarif(problems, __version__, root, about, failure)
+        output.write_text(json.dumps(log, indent=2, allow_nan=False))
     elif failure is not None:
-        output.write_text(github_annotations([Problem("error", "", failure, ())], root))
+        output.write_text(github_annotations([Problem("error", UNKNOWN, failure, ())], root))
     elif problems:
         output.write_text(github_annotations(problems, root))
 

@@ -244,6 +244,16 @@ Top = Annotated[int | None, top_option()]
 TopTall = Annotated[int | None, top_option(str(TALL_ROWS))]
 All = Annotated[bool, OUTPUT.flag(ALL, "Show all rows.")]
 Json = Annotated[bool, OUTPUT.flag("--json", "Print one JSON document on stdout.")]
+MaxBytes = Annotated[
+    int | None,
+    OUTPUT.option(
+        "--max-bytes",
+        "N",
+        "With --json: leave out the last entries of long lists, so that the document has at most N "
+        "bytes; it says how many.",
+        min=1,
+    ),
+]
 FormatChoice = Literal["text", "json", "sarif", "github"]
 Format = Annotated[
     FormatChoice | None,

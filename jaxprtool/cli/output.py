@@ -39,6 +39,9 @@ PAGE = ".html"
 #: Whether the running command has written its JSON document.
 has_written_json = ContextVar("has_written_json", default=False)
 
+#: The most bytes of this document; None if it may have any number.
+max_bytes = ContextVar[int | None]("max_bytes", default=None)
+
 #: The width of a listing in a file or a pipe, as in `str(jaxpr)`.
 PIPED_WIDTH = 80
 
@@ -335,13 +338,21 @@ def write_each(rendered: Iterable[Rendering | Listing]) -> None:
 
 
 def write_json(document: object) -> None:
-    """Write a result as JSON to stdout."""
-    import json
+    """Write a result as JSON to stdout, within `max_bytes`."""
+    from jaxprtool.render.documents import document_text
 
-    from jaxprtool.ir.documents import as_json
-
-    write_text(json.dumps(as_json(document), indent=2, allow_nan=False))
+    write_text(document_text(document, max_bytes.get()))
     has_written_json.set(True)
+
+
+@contextmanager
+def max_bytes_set(most: int | None) -> Iterator[None]:
+    """Limit the JSON document that is written in a `with` block."""
+    token = max_bytes.set(most)
+    try:
+        yield
+    finally:
+        max_bytes.reset(token)
 
 
 def write_table(

@@ -31,7 +31,13 @@ from jaxprtool.cli.completion import require_package
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.output import OnProgress, silent
 from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
-from jaxprtool.errors import ArgumentsError, MeshConflictError, PipelineError, TooFewDevicesError
+from jaxprtool.errors import (
+    ArgumentsError,
+    MeshConflictError,
+    OutputError,
+    PipelineError,
+    TooFewDevicesError,
+)
 from jaxprtool.ir import source_text
 
 if TYPE_CHECKING:
@@ -494,20 +500,27 @@ def command(body: Callable) -> Callable:
 
     Its progress messages are shown on the terminal.
 
-    `cli.app` also checks for `--traceback`, before a command is known.
+    `cli.app` also checks for `--traceback`, before a command is known. A command with `--json` also
+    has `--max-bytes`.
     """
     groups = [name for name, hint in _hints(body).items() if _is_group(hint)]
 
     @functools.wraps(body)
-    def run(**given: Any) -> None:
+    def run(max_bytes: int | None = None, **given: Any) -> None:
+        if max_bytes and not (given["json"] or given.get("format") == "json"):
+            raise OutputError("--max-bytes limits the document of --json", "add --json")
         with contextlib.ExitStack() as stack:
+            stack.enter_context(output.max_bytes_set(max_bytes))
             arguments = _arguments(body, given, stack.enter_context(output.progress_shown()))
             for name in groups:
                 stack.enter_context(arguments[name].applied())
             stack.callback(_note_changed, stack.enter_context(source_text.citations()))
             body(**arguments)
 
-    run.__signature__ = inspect.Signature([*_parameters(body), _TRACEBACK])  # type: ignore[attr-defined]
+    parameters = [*_parameters(body)]
+    if any(parameter.name == "json" for parameter in parameters):
+        parameters.append(_MAX_BYTES)
+    run.__signature__ = inspect.Signature([*parameters, _TRACEBACK])  # type: ignore[attr-defined]
     return run
 
 
@@ -567,6 +580,9 @@ def _arguments(of: Callable, given: Mapping[str, Any], on_progress: OnProgress) 
 
 _TRACEBACK = inspect.Parameter(
     "traceback", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=options.Traceback
+)
+_MAX_BYTES = inspect.Parameter(
+    "max_bytes", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=options.MaxBytes
 )
 
 

@@ -95,7 +95,7 @@ def as_json(value: Any) -> Any:
     Raises:
         TypeError: If a value has no JSON.
     """
-    if isinstance(value, _PLAIN):
+    if value.__class__ in _PLAIN:
         return value
     if isinstance(value, _OBJECTS):
         return {str(key): as_json(item) for key, item in value.items()}
@@ -104,7 +104,9 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else _NONFINITE[str(value)]
     if is_dataclass(value) or hasattr(value, "_fields"):
-        return _object(value)
+        return None if value == "" else _object(value)  # a `Place` that is unknown
+    if isinstance(value, str | int):
+        return value
     if isinstance(value, complex):
         return [as_json(value.real), as_json(value.imag)]
     from jaxprtool import jaxcompat  # imports JAX
@@ -114,8 +116,8 @@ def as_json(value: Any) -> Any:
     raise TypeError(f"cannot convert a {type(value).__name__} to JSON: {value!r}")
 
 
-#: A tuple of types is checked faster than a union, and a program has many values.
-_PLAIN, _OBJECTS = (str, int, type(None)), (dict, Mapping)
+#: These are checked faster than a union, and a program has many values.
+_PLAIN, _OBJECTS = frozenset({str, int, bool, type(None)}), (dict, Mapping)
 
 _NONFINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import PurePath
@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir import source_text
+from jaxprtool.ir.places import BEHIND, UNKNOWN, Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import (
     FrameReader,
@@ -125,10 +126,6 @@ class SourceLocation(NamedTuple):
         if choice == "library":
             return SourceLocation(self.behind[-1])
         return SourceLocation(self.frame, self.behind[-1:])
-
-
-#: The separator between the user's own frame and those behind it.
-BEHIND = " ← "
 
 
 class Root(NamedTuple):
@@ -280,20 +277,20 @@ class Frames:
             frames += tuple(self.of(eqn))
         return frames
 
-    def line_of(self, eqns: Sequence[JaxprEqn]) -> str:
+    def line_of(self, eqns: Sequence[JaxprEqn]) -> Place:
         """Return the line of `location_of`: `model.py:9 ← flax/linen/linear.py:199`, or ""."""
-        return self.location_text(self.location_of(eqns))
+        return self.place(self.location_of(eqns))
 
-    def location_text(self, location: SourceLocation | None) -> str:
+    def place(self, location: SourceLocation | None) -> Place:
         """Return a location with the frames that are shown: `model.py:9 ← flax/linear.py:199`."""
         if location is None:
-            return ""
-        chosen = location.chosen(self.choice)
-        return BEHIND.join(map(self.text, (chosen.frame, *chosen.behind)))
+            return UNKNOWN
+        frame, behind = location.chosen(self.choice)
+        return self.text(frame, behind)
 
     def named(self, eqns: Sequence[JaxprEqn]) -> str:
         """Return the innermost of nested equations with its line: `log at model.py:9`."""
-        line = self.line_of(eqns).partition(BEHIND)[0]
+        line = self.line_of(eqns).user
         return " at ".join(filter(None, (str(eqns[-1].primitive.name), line)))
 
     def path_of(self, eqns: Sequence[JaxprEqn]) -> tuple[str, ...]:
@@ -307,9 +304,14 @@ class Frames:
             return ""
         return " ".join(source_text.line(location.frame.file, location.frame.line).split())
 
-    def text(self, frame: UserFrame) -> str:
-        """Return `file.py:3` for a frame."""
-        return f"{self.path(frame.file)}:{frame.line}"
+    def text(self, frame: UserFrame, behind: Sequence[UserFrame] = ()) -> Place:
+        """Return the place of a frame, `file.py:3`, with library frames behind it."""
+        return self.at(*frame[:3], map(self.text, behind))
+
+    def at(self, file: str, line: int, function: str = "", library: Iterable[Place] = ()) -> Place:
+        """Return the place of a line of a file."""
+        path = source_text.current_file(file) or source_text.path(file)
+        return Place(path, line, function, self.path(file), tuple(library) or None)
 
     def folders(self) -> str:
         """Return a pattern of the prefix that `path` removes from an absolute path."""

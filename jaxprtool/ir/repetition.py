@@ -22,12 +22,13 @@ from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.notation.layout import Selection
+from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 
-@document(without=("file",), names={"path": "file"}, also=("path",))
+@document(without=("file", "first"), names={"last": "last_line"}, also=("place",))
 @dataclass(frozen=True)
 class SourceRange:
     """Lines of a source file.
@@ -43,11 +44,12 @@ class SourceRange:
     last: int
 
     @property
-    def path(self) -> str:
-        """The path of the file: from the user's folder, or from a library's package on."""
-        return frames_now().path(self.file)
+    def place(self) -> Place:
+        """The first line."""
+        return frames_now().at(self.file, self.first)
 
 
+@document(names={"source": "lines"})
 @dataclass(frozen=True)
 class RepeatedBody:
     """A body that a program calls more than once, where the program or another body calls it.

@@ -16,7 +16,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.documents import some
 from jaxprtool.ir.equations import all_jaxprs, is_array
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.scopes import ScopePaths
@@ -424,7 +424,7 @@ def places_of(program: Program, by: By) -> Callable[[EquationPath], str]:
     """Return a function from an equation to its place; "" if that is unknown."""
     if by == "line":
         frames = frames_now(program.roots, chosen=False)
-        return lambda path: frames.line_of(path).partition(BEHIND)[0]
+        return lambda path: frames.line_of(path).user
     scopes = ScopePaths(all_jaxprs(jaxcompat.open_jaxpr(program.jaxpr)), program.roots)
     return lambda path: "/".join(scopes.of(path))
 

@@ -14,7 +14,7 @@ import re
 import types
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from itertools import islice
 from pathlib import PurePath
@@ -23,6 +23,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.tree_util import PyTreeDef
 
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.jaxcompat import TracedOptions
 from jaxprtool.jaxcompat.compile_hooks import trace_settings
 from jaxprtool.jaxcompat.mapping import mapped_call
@@ -137,7 +138,7 @@ def described_call(
     statics: Mapping[str, object],
     numbers: ObjectNumbers,
     jitted: object = None,
-    jit_line: str = "",
+    jit_line: Place = UNKNOWN,
 ) -> DescribedCall:
     """Describe the call for which JAX compiles a function.
 
@@ -183,7 +184,10 @@ def described_call(
 
 
 def described_function(
-    fun: Callable[..., Any], numbers: ObjectNumbers, jitted: object = None, jit_line: str = ""
+    fun: Callable[..., Any],
+    numbers: ObjectNumbers,
+    jitted: object = None,
+    jit_line: Place = UNKNOWN,
 ) -> Described:
     """Describe a function under `jax.jit`. The arguments are those of `described_call`."""
     try:
@@ -391,7 +395,7 @@ def _filtered(
     names: tuple[str, ...],
     values: ValueTexts,
     jitted: object,
-    jit_line: str,
+    jit_line: Place,
 ) -> DescribedCall:
     """Describe a call of `equinox.filter_jit`, which passes its arguments on in another form."""
     function = described_function(filtered.fun, values.numbers, jitted, jit_line)
@@ -465,7 +469,7 @@ class FunctionObject:
 
     number: int
     jit: int
-    made: str
+    made: Place
     kind: FunctionKind
     closure: dict[str, str]
     name: str = ""
@@ -500,16 +504,16 @@ class CacheKey:
     options: dict[str, str]
     context: dict[str, str]
     cleared: int = 0
-    cleared_line: str = ""
+    cleared_line: Place = UNKNOWN
     in_loop: int = 0
-    line: str = ""
+    line: Place = UNKNOWN
 
     def to_json(self) -> dict[str, Any]:
         """Return the key as values for the module `json`. An argument is a list."""
         values = {name: getattr(self, name) for name in _KEY_FIELDS}
         return {
             **values,
-            "function": asdict(self.function),
+            "function": vars(self.function),
             "arguments": [[getattr(a, name) for name in _ARGUMENT_FIELDS] for a in self.arguments],
         }
 

@@ -17,6 +17,7 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.frames import Frames, Root
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Aval, open_jaxpr, replace_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
@@ -85,8 +86,12 @@ def read_run(path: str) -> Run:
         files=shown.files,
         unfinished=tuple(u for process in processes for u in _unfinished(process, shown)),
         not_finite=tuple(reads for process in processes for reads in _not_finite(process, shown)),
-        next_steps=tuple(NextStep(**step) for step in about.get("next_steps", ())),
+        next_steps=tuple(_next_step(**step) for step in about.get("next_steps", ())),
     )
+
+
+def _next_step(place: Mapping[str, Any] | None = None, **step: Any) -> NextStep:
+    return NextStep(**step, line=Place.from_json(place))
 
 
 def source_digests(run: str) -> dict[str, str]:
@@ -200,7 +205,7 @@ def written_programs(process: str) -> dict[str, WrittenProgram]:
     written = dict[str, WrittenProgram]()
     for event in folder.read_events(process):
         if event.get("file"):
-            source, line = event.get("defined") or ("", 0)
+            source, line, *_ = event.get("defined") or ("", 0)
             written[event["file"]] = WrittenProgram(f"{source}:{line}" if source else "")
         elif event.get("event") == "after_call":
             file = f"{event['program']}.jaxpr"
@@ -311,20 +316,20 @@ class _RelativeLines:
         }
         self.files: dict[str, str] = {}
 
-    def line(self, place: Any) -> str:
-        """Return a line that is stored as a file and a number; "" if it is unknown."""
-        file, line = place or ("", 0)
+    def line(self, stored: Any) -> Place:
+        """Return a line that is stored as a file, a number and, if it is known, a function."""
+        file, line, *function = stored or ("", 0)
         if not file:
-            return ""
+            return UNKNOWN
         name = self._names.get(file, file)
-        path = self._frames.path(name)
-        self.files[path] = name
-        return f"{path}:{line}"
+        place = self._frames.at(name, line, *function)
+        self.files[place.display] = name
+        return place
 
-    def text(self, place: str) -> str:
+    def text(self, stored: str) -> Place:
         """Return a line that is stored as text."""
-        file, _, line = place.rpartition(":")
-        return self.line((file, line)) if file else ""
+        file, _, line = stored.rpartition(":")
+        return self.line((file, int(line))) if file else UNKNOWN
 
     def key(self, key: CacheKey) -> CacheKey:
         """Return a key with its lines shortened."""
@@ -448,7 +453,7 @@ def _calls(process: _ProcessEvents) -> dict[str, Calls]:
 def _outside_jit(
     processes: list[_ProcessEvents], start: float, shown: _RelativeLines
 ) -> list[OutsideJit]:
-    lines: defaultdict[str, list[tuple[Event, float]]] = defaultdict(list)
+    lines: defaultdict[Place, list[tuple[Event, float]]] = defaultdict(list)
     for process in processes:
         for event in process.of("lowered"):
             if "operation" in event:

@@ -9,6 +9,7 @@ from itertools import accumulate, takewhile
 
 from jaxprtool.ir.documents import listed
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.recording.describe import STEP, CacheKey, root
 from jaxprtool.recording.recorded_run import Argument, Reason, ReasonKind
 
@@ -388,14 +389,14 @@ def _reason(group: list[_KeyDifference], key: CacheKey, new: _Nodes, old: _Nodes
     """Return one reason for several differences, without line and advice."""
     first, count = group[0], len(group)
     if count == 1:
-        return Reason(first.kind, first.path, first.before, first.after, "")
+        return Reason(first.kind, first.path, first.before, first.after, UNKNOWN)
     known = new.leaves.keys() if first.kind in _OF_LEAVES else new.leaves.keys() | new.texts.keys()
     path = common([difference.path for difference in group], known)
     if len({(difference.before, difference.after) for difference in group}) == 1:
         was, now = first.before, first.after
     elif len({difference.alike for difference in group}) > 1:
         return Reason(
-            first.kind, path, f"{first.before}, …", f"{first.after}, … ({count} differ)", ""
+            first.kind, path, f"{first.before}, …", f"{first.after}, … ({count} differ)", UNKNOWN
         )
     elif first.kind == "shape":
         was, now = _common_sizes(group, new, old)
@@ -405,7 +406,7 @@ def _reason(group: list[_KeyDifference], key: CacheKey, new: _Nodes, old: _Nodes
         difference.path in new.leaves or difference.path in old.leaves for difference in group
     )
     unit = "arrays" if arrays else "places"
-    return Reason(first.kind, path, was, f"{now} ({count} {unit})", "")
+    return Reason(first.kind, path, was, f"{now} ({count} {unit})", UNKNOWN)
 
 
 _OF_LEAVES = ("shape", "dtype", "weak_type", "sharding")

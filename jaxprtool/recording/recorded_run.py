@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Literal
 
 from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.places import UNKNOWN, Place
 
 #: The kinds of differences between a compilation and an earlier one of the same function.
 ReasonKind = Literal[
@@ -58,7 +59,7 @@ class Argument:
         return f"{'~' if self.weak else ''}{self.dtype}[{','.join(map(str, self.shape))}]"
 
 
-@document(optional=("advice",))
+@document(names={"line": "place"}, optional=("advice",))
 @dataclass(frozen=True)
 class Reason:
     """A difference between a compilation and the nearest earlier one of the same function.
@@ -76,11 +77,11 @@ class Reason:
     path: str
     before: str
     after: str
-    line: str
+    line: Place
     advice: str = ""
 
 
-@document(optional=("error", "file"))
+@document(without=("line", "library"), also=("place",), optional=("error", "file"))
 @dataclass(frozen=True)
 class Compilation:
     """One lowering of a function by JAX, and its compilation by XLA.
@@ -120,8 +121,8 @@ class Compilation:
     arguments: tuple[Argument, ...]
     results: tuple[Argument, ...]
     statics: dict[str, str]
-    line: str
-    library: str
+    line: Place
+    library: Place
     reasons: tuple[Reason, ...] = ()
     nearest: str = ""
     process: int = 0
@@ -130,12 +131,18 @@ class Compilation:
     unfinished_seconds: float | None = None
 
     @property
+    def place(self) -> Place:
+        """The user's line of the call that caused it, and the innermost library line behind it."""
+        return self.line.calling(self.library)
+
+    @property
     def seconds(self) -> float:
         """The time of tracing, lowering and compiling."""
         compiling = self.compile_seconds or self.unfinished_seconds or 0.0
         return self.trace_seconds + self.lower_seconds + compiling
 
 
+@document(names={"line": "place"})
 @dataclass(frozen=True)
 class Unfinished:
     """What a process was doing when it ended, or does now if it still runs.
@@ -150,7 +157,7 @@ class Unfinished:
 
     phase: str
     name: str
-    line: str
+    line: Place
     seconds: float | None
     process: int = 0
 
@@ -173,7 +180,7 @@ class Calls:
     longest: float
 
 
-@document(also=("seconds",), optional=("calls",))
+@document(names={"line": "place", "jit_line": "jit_place"}, also=("seconds",), optional=("calls",))
 @dataclass(frozen=True)
 class Function:
     """A function under `jax.jit`.
@@ -188,8 +195,8 @@ class Function:
     """
 
     name: str
-    line: str
-    jit_line: str
+    line: Place
+    jit_line: Place
     compilations: tuple[Compilation, ...]
     calls: Calls | None = None
     kept: int = 0
@@ -200,6 +207,7 @@ class Function:
         return sum(compilation.seconds for compilation in self.compilations)
 
 
+@document(names={"line": "place"})
 @dataclass(frozen=True)
 class OutsideJit:
     """Small computations that one line of the user's made JAX compile outside of `jit`.
@@ -212,13 +220,14 @@ class OutsideJit:
         start: When the first began, after the start of the run.
     """
 
-    line: str
+    line: Place
     count: int
     seconds: float
     names: dict[str, int]
     start: float = 0.0
 
 
+@document(names={"line": "place"})
 @dataclass(frozen=True)
 class Transfer:
     """Values that a line moved between the host and the device, or waited for.
@@ -235,13 +244,14 @@ class Transfer:
     """
 
     kind: Literal["to_host", "to_device"]
-    line: str
+    line: Place
     count: int
     bytes: int
     seconds: float = 0.0
     path: str = ""
 
 
+@document(names={"line": "place"})
 @dataclass(frozen=True)
 class NotFinite:
     """Values that a line of the user's read from arrays, of which some are not finite.
@@ -255,7 +265,7 @@ class NotFinite:
         bad: The number of those that are not finite; 0 likewise.
     """
 
-    line: str
+    line: Place
     type: str
     is_nan: bool
     first: int
@@ -263,7 +273,7 @@ class NotFinite:
     bad: int = 0
 
 
-@document(optional=("line", "advice", "command", "program"))
+@document(names={"line": "place"}, optional=("line", "advice", "command", "program"))
 @dataclass(frozen=True)
 class NextStep:
     """What to do about a finding in a run.
@@ -280,7 +290,7 @@ class NextStep:
 
     kind: Literal["not_finite", "lint", "donate", "again", "skipped"]
     text: str
-    line: str = ""
+    line: Place = UNKNOWN
     advice: str = ""
     command: str = ""
     program: str = ""

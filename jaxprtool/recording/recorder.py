@@ -34,6 +34,7 @@ from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.meshes import is_over_devices
 from jaxprtool.ir.paths import unique
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, with_lifted
 from jaxprtool.ir.trees import structure
@@ -336,7 +337,9 @@ class Recorder:
 
     def _described(self, fun: Any, statics: Mapping[str, Any]) -> _FunctionIdentity:
         about = describe.described_call(fun, None, (), statics, self._numbers).function
-        return _FunctionIdentity(about.name, FileLine(about.file, about.line), about.code)
+        return _FunctionIdentity(
+            about.name, FileLine(about.file, about.line, about.name), about.code
+        )
 
     def _program(
         self, lowering: Lowering, function: _FunctionIdentity, site: CallSite
@@ -414,7 +417,7 @@ class Recorder:
             call.statics,
             self._numbers,
             call.jit,
-            _text(jit_site.user),
+            _place(jit_site.user),
         )
         return CacheKey(
             function=about.function.object,
@@ -426,9 +429,9 @@ class Recorder:
             options=cache_key_options(call.options),
             context=context(),
             cleared=self._cleared,
-            cleared_line=_text(self._cleared_line),
+            cleared_line=_place(self._cleared_line),
             in_loop=in_loop,
-            line=_text(site.user),
+            line=_place(site.user),
         )
 
     def _key_of_loop(
@@ -458,15 +461,15 @@ class Recorder:
         names = list(program_names) if len(program_names) == len(avals) else [""] * len(avals)
         named = [name or f"arg[{i}]" for i, name in enumerate(names)]
         return CacheKey(
-            function=FunctionObject(0, 0, "", "function", {}, lowering.name),
+            function=FunctionObject(0, 0, UNKNOWN, "function", {}, lowering.name),
             structure={},
             arguments=tuple(map(argument, named, avals)),
             statics={},
             options={},
             context=context(),
             cleared=self._cleared,
-            cleared_line=_text(self._cleared_line),
-            line=_text(site.user),
+            cleared_line=_place(self._cleared_line),
+            line=_place(site.user),
         )
 
     # --- writing -------------------------------------------------------------------------------
@@ -538,7 +541,7 @@ def _body(lowering: Lowering) -> Any:
 
 def _defined(info: Any) -> FileLine:
     """Return the line at which the function of a jaxpr is defined, by its debug information."""
-    return FileLine(info.func_filename or "", info.func_lineno or 0)
+    return FileLine(info.func_filename or "", info.func_lineno or 0, info.func_name)
 
 
 def _is_jax(lowering: Lowering, function: _FunctionIdentity) -> bool:
@@ -549,9 +552,9 @@ def _is_jax(lowering: Lowering, function: _FunctionIdentity) -> bool:
     return bool(file) and not is_users_file(file)
 
 
-def _text(line: FileLine) -> str:
+def _place(line: FileLine) -> Place:
     """Return a line for a key; paths are shortened when the run is read."""
-    return f"{line.file}:{line.line}" if line.file else ""
+    return Place(line.file, line.line, line.function, line.file)
 
 
 def _about() -> dict[str, Any]:
@@ -821,10 +824,11 @@ class ProfiledCalls:
 
 
 class FileLine(NamedTuple):
-    """A line of a file. `file` is "" if no line is known."""
+    """A line of a file, in a function. `file` is "" if no line is known."""
 
     file: str
     line: int
+    function: str = ""
 
 
 class CallSite(NamedTuple):
@@ -872,11 +876,16 @@ class CallSites:
                 if kind == 2:
                     self._seen(file)
             if kind == 2:
-                return CallSite(FileLine(file, frame.f_lineno), library, _instruction(frame))
+                return CallSite(_line(frame), library, _instruction(frame))
             if kind == 1 and not library.file:
-                library = FileLine(file, frame.f_lineno)
+                library = _line(frame)
             frame = frame.f_back
         return CallSite(library, NOWHERE)
+
+
+def _line(frame: FrameType) -> FileLine:
+    code = frame.f_code
+    return FileLine(code.co_filename, frame.f_lineno, code.co_qualname)
 
 
 def _instruction(frame: FrameType) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from jaxprtool.ir.documents import as_json
 
 if TYPE_CHECKING:
-    from jaxprtool.recording.recorded_run import Compilation, Function, OutsideJit, Run
+    from jaxprtool.recording.recorded_run import Compilation, Function, OutsideJit, Reason, Run
 
 #: A trace event: an object of JSON.
 _Event = dict[str, Any]
@@ -119,7 +119,7 @@ def _compilation(
         "compared with": compilation.nearest,
         "error": compilation.error,
         "static": as_json(compilation.statics),
-        "reasons": [_reason(reason) for reason in as_json(compilation.reasons)],
+        "reasons": list(map(_reason, compilation.reasons)),
     }
     args = {key: value for key, value in args.items() if value not in ("", [], {})}
     kind = "compiled again" if compilation.reasons else "compiled"
@@ -133,11 +133,11 @@ def _compilation(
             start = end
 
 
-def _reason(reason: dict[str, str]) -> str:
-    change = " → ".join(filter(None, (reason["before"], reason["after"])))
-    parts = ": ".join(filter(None, (reason["kind"], reason["path"], change)))
-    line = f" at {reason['line']}" if reason["line"] else ""
-    advice = f" ({reason['advice']})" if reason.get("advice") else ""
+def _reason(reason: Reason) -> str:
+    change = " → ".join(filter(None, (reason.before, reason.after)))
+    parts = ": ".join(filter(None, (reason.kind, reason.path, change)))
+    line = f" at {reason.line}" if reason.line else ""
+    advice = f" ({reason.advice})" if reason.advice else ""
     return f"{parts}{line}{advice}"
 
 

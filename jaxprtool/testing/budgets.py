@@ -228,7 +228,7 @@ def compile_measure(compilations: Iterable[Compilation]) -> QuantityAmount:
     compiled = [
         compilation for compilation in compilations if compilation.compile_seconds is not None
     ]
-    by_line = Counter(compilation.line for compilation in compiled)
+    by_line = Counter[str](compilation.line for compilation in compiled)
     return _measure("compiles", len(compiled), by_line, map(compilation_text, compiled))
 
 

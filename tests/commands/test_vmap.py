@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool.render.documents import SCHEMA
 from tests.share import on_one_release
 
 LANES = """
@@ -117,6 +118,7 @@ def test_the_json_document(cli):
     document = json.loads(cli(*LAYER, "--axis-name", "rows", "--chunk", "2", "--json").out)
     programs = document.pop("programs")
     assert document == {
+        "schema": SCHEMA,
         "axis_size": 5,
         "axis_name": "rows",
         "chunk": 2,

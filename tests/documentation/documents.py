@@ -1,12 +1,14 @@
-"""The JSON documents that commands print with `--json`, as types.
+"""The JSON documents that commands print with `--json`, as JSON Schemas.
 
-`schema` makes a TypedDict of a dataclass, with the docstring's descriptions of its fields. The page
-`docs/json.md` is generated from these types, and every document in the tests of the commands is
-checked against them.
+They are made from the dataclasses, with the docstrings' descriptions of their fields. The page
+`docs/json.md` and the files that `jaxprtool explain --schema` prints are written from them, by
+`python -m tests.documentation.json_page`; every document in the tests of the commands is checked
+against them.
 """
 
 import ast
 import inspect
+import json
 import sys
 import types
 import typing
@@ -14,11 +16,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict, Union, get_args, get_origin
+from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
+from jaxprtool.cli.errors import ErrorDocument
+from jaxprtool.commands import explain
 from jaxprtool.commands.explain.explanation import documentation
 from jaxprtool.ir import documents
+from jaxprtool.ir.places import Place
 from jaxprtool.registry import commands, imported
+from jaxprtool.render.documents import SCHEMA
 
 #: The documents of each of our commands that has `--json`.
 DOCUMENTS = {
@@ -27,85 +33,168 @@ DOCUMENTS = {
     if command.documents and command.run.startswith("jaxprtool.")
 }
 
+#: The folder of the schemas.
+FOLDER = Path(explain.__file__).parent / "schemas"
 
-def schemas(command: str) -> tuple[type, ...]:
-    """Return the types of a command's documents."""
-    return tuple(map(schema, DOCUMENTS[command]))
+#: The keys that every document has.
+_EVERY = {
+    "schema": {"const": SCHEMA, "description": "The version of the documents."},
+    "omitted": {
+        "type": "object",
+        "additionalProperties": {"type": "integer"},
+        "description": "With `--max-bytes`: the number of entries left out, by the path of the "
+        "list: `programs.equations`.",
+    },
+}
+
+
+def command_schema(command: str) -> dict[str, Any]:
+    """Return the JSON Schema of the documents of a command."""
+    tops = (*DOCUMENTS[command], ErrorDocument)
+    inner = {inside for cls in closure(tops) for inside in _classes_in(schema(cls))}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"jaxprtool {command} --json",
+        "anyOf": [_document(top) for top in tops],
+        "$defs": {cls.__name__: schema(cls) for cls in closure(tops) if cls in inner},
+    }
+
+
+def schema_file(command: str) -> str:
+    """Return the text of the file with a command's schema."""
+    return json.dumps(command_schema(command), indent=1, ensure_ascii=False) + "\n"
+
+
+def _document(cls: Any) -> dict[str, Any]:
+    whole = schema(cls)
+    assert not _EVERY.keys() & whole["properties"].keys(), cls
+    return {
+        **whole,
+        "properties": {**whole["properties"], **_EVERY},
+        "required": ["schema", *whole["required"]],
+    }
+
+
+def closure(classes: Sequence[Any]) -> list[Any]:
+    """Return classes and those that they contain, each after the first that contains it."""
+    ordered: dict[Any, None] = {}
+    todo = list(classes)
+    while todo:
+        cls = todo.pop(0)
+        if cls not in ordered:
+            ordered[cls] = None
+            todo = [*_classes_in(schema(cls)), *todo]
+    return list(ordered)
+
+
+def _classes_in(part: Any) -> list[Any]:
+    if isinstance(part, Reference):
+        return [part.cls]
+    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    return [cls for item in inner for cls in _classes_in(item)]
+
+
+class Reference(str):
+    """The reference to the schema of a class."""
+
+    def __new__(cls, to: Any) -> "Reference":
+        reference = super().__new__(cls, f"#/$defs/{to.__name__}")
+        reference.cls = to
+        return reference
 
 
 @cache
-def schema(cls: Any) -> Any:
-    """Return the type of the JSON of a dataclass, a NamedTuple or a TypedDict."""
-    made = TypedDict(cls.__name__, {})  # noqa: UP013  (filled below: it may hold its own kind)
-    _made[cls] = made
-    keys = _declared(cls)
-    made.__annotations__ = keys
-    made.__required_keys__ = frozenset(k for k, hint in keys.items() if not _is_optional(hint))
-    made.__optional_keys__ = frozenset(keys) - made.__required_keys__
-    made.__doc__ = documentation(cls).text
-    return made
+def schema(cls: Any) -> dict[str, Any]:
+    """Return the JSON Schema of a dataclass, a NamedTuple or a TypedDict."""
+    properties = _properties(cls)
+    required = [key for key, (_, is_required) in properties.items() if is_required]
+    return {
+        "title": cls.__name__,
+        "description": documentation(cls).text,
+        "type": "object",
+        "properties": {key: value for key, (value, _) in properties.items()},
+        "required": required,
+        "additionalProperties": False,
+    }
 
 
-_made: dict[Any, Any] = {}
+#: The schema of a key, and whether it is required.
+_Property = tuple[dict[str, Any], bool]
 
 
-def _is_optional(hint: Any) -> bool:
-    return get_origin(hint) is NotRequired
-
-
-def _declared(cls: Any) -> dict[str, Any]:
-    """Return the keys of a document, each with its type and description."""
+def _properties(cls: Any) -> dict[str, _Property]:
     hints = typing.get_type_hints(cls, None, _names(cls), include_extras=True)
     if typing.is_typeddict(cls):
-        return {key: _json(hint) for key, hint in hints.items()}
-    message, declared = documentation(cls).parameters, {}
+        return {key: _described(hint) for key, hint in hints.items()}
+    message, declared = documentation(cls).parameters, dict[str, _Property]()
     for key in documents.keys(cls):
         attribute = getattr(cls, key.attribute, None)
-        hint, text = hints.get(key.attribute), message.get(key.attribute)
+        hint, about = hints.get(key.attribute), message.get(key.attribute)
         if hint is None:  # a property
             hint = typing.get_type_hints(attribute.fget, _names(cls), include_extras=True)["return"]
-            text = inspect.getdoc(attribute)
+            about = inspect.getdoc(attribute)
         if key.is_flat:
-            declared |= {k: v for k, v in schema(hint).__annotations__.items() if k not in declared}
+            declared |= {k: v for k, v in _properties(hint).items() if k not in declared}
             continue
         if get_origin(hint) is Annotated and isinstance(hint.__metadata__[0], str):
-            hint, text = get_args(hint)
-        assert text, f"{cls.__name__} says nothing of {key.attribute}"
-        text = text.replace("None", "missing" if key.is_optional else "null").replace("\n", " ")
+            hint, about = get_args(hint)
+        assert about, f"{cls.__name__} says nothing of {key.attribute}"
+        assert key.name not in declared, f"{cls.__name__} has two keys {key.name}"
+        about = about.replace("None", "missing" if key.is_optional else "null").replace("\n", " ")
         if key.is_optional and types.NoneType in get_args(hint):
-            (hint,) = set(get_args(hint)) - {types.NoneType}
-        annotated = Annotated[_json(hint), text]
-        declared[key.name] = NotRequired[annotated] if key.is_optional else annotated
-    of_some: dict[str, Any] = {}
+            hint = Union[tuple(set(get_args(hint)) - {types.NoneType})]  # noqa: UP007
+        if hint is Place and not key.is_optional:
+            about, hint = about.replace('""', "null"), Place | None
+        declared[key.name] = {**_json(hint), "description": about}, not key.is_optional
+    of_some: dict[str, _Property] = {}
     for subclass in cls.__subclasses__():
-        for key, hint in schema(subclass).__annotations__.items():
-            if key in of_some:
-                one, text = get_args(of_some[key])
-                other, more = get_args(hint)
-                hint = Annotated[one | other, text if text == more else f"{text} {more}"]
-            of_some[key] = hint
-    return declared | {k: NotRequired[hint] for k, hint in of_some.items() if k not in declared}
+        for name, (value, _) in _properties(subclass).items():
+            if name in of_some:
+                value = _either(of_some[name][0], value)
+            of_some[name] = value, False
+    return declared | {name: value for name, value in of_some.items() if name not in declared}
 
 
-def _json(hint: Any) -> Any:
-    """Return the JSON type of a type."""
+def _either(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    if one == other:
+        return one
+    abouts = dict.fromkeys((one["description"], other["description"]))
+    distinct: list[dict[str, Any]] = []
+    for bare in ({k: v for k, v in kind.items() if k != "description"} for kind in (one, other)):
+        distinct += [kind for kind in bare.get("anyOf", [bare]) if kind not in distinct]
+    kind = distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
+    return {**kind, "description": " ".join(abouts)}
+
+
+def _described(hint: Any) -> _Property:
+    """Return a key of a TypedDict."""
+    is_required = get_origin(hint) is not NotRequired
+    hint, about = get_args(hint if is_required else get_args(hint)[0])
+    return {**_json(hint), "description": about}, is_required
+
+
+_KINDS = {str: "string", int: "integer", float: "number", bool: "boolean", types.NoneType: "null"}
+
+
+def _json(hint: Any) -> dict[str, Any]:
+    """Return the schema of a type."""
     origin, inner = get_origin(hint), get_args(hint)
     if is_dataclass(hint) or hasattr(hint, "_fields") or typing.is_typeddict(hint):
-        return _made.get(hint) or schema(hint)
-    if origin is NotRequired:
-        return NotRequired[_json(inner[0])]
+        return {"$ref": Reference(hint)}
     if origin is Annotated:
-        text = hint.__metadata__[0]
-        return Annotated[_json(inner[0]), text] if isinstance(text, str) else text
+        about = hint.__metadata__[0]
+        return _json(inner[0] if isinstance(about, str) else about)
     if origin is typing.ClassVar:
         return _json(inner[0])
     if origin in (list, tuple, Sequence):
-        return list[_json(inner[0])]
+        return {"type": "array", "items": _json(inner[0])}
     if origin in (dict, Mapping):
-        return dict[str, _json(inner[1])]
+        return {"type": "object", "additionalProperties": _json(inner[1])}
     if origin in (Union, types.UnionType):
-        return Union[tuple(map(_json, inner))]  # noqa: UP007  (as many as there are)
-    return hint
+        return {"anyOf": [_json(item) for item in inner]}
+    if origin is typing.Literal:
+        return {"enum": list(inner)}
+    return {} if hint in (object, Any) else {"type": _KINDS[hint]}
 
 
 @cache

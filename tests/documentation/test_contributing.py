@@ -173,7 +173,7 @@ COMMAND = {
         def test_the_document_has_the_counts(cli):
             document = json.loads(cli("census", "functions.py:wasteful", "--json").out)
             assert document.pop("primitives") == {"sin": 1, "cos": 1}
-            assert document == {"name": "wasteful", "most": "sin"}
+            assert document == {"schema": 2, "name": "wasteful", "most": "sin"}
 
 
         def test_a_result_prints_as_its_table():

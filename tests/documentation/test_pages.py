@@ -10,6 +10,7 @@ import jaxprtool
 from jaxprtool import extend, testing
 from tests.documentation import jax_internals, json_page, lint_page, picture
 from tests.documentation.blocks import PAGES, ROOT
+from tests.documentation.documents import DOCUMENTS, FOLDER, schema_file
 
 README = PAGES["README.md"]
 
@@ -75,7 +76,13 @@ def test_the_lint_page_has_exactly_the_existing_rules():
 
 
 def test_the_page_of_json_documents_is_up_to_date_with_the_types():
-    assert PAGES["docs/json.md"] == json_page.page()
+    before = PAGES["docs/json.md"]
+    assert before == json_page.page(before)
+
+
+@pytest.mark.parametrize("command", DOCUMENTS)
+def test_the_schema_of_a_command_is_up_to_date_with_the_types(command):
+    assert (FOLDER / f"{command}.json").read_text() == schema_file(command)
 
 
 @pytest.mark.parametrize("name", picture.PICTURES)

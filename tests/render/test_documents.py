@@ -125,8 +125,6 @@ def test_documents_are_json_and_hold_every_equation(name):
 def test_document_of_a_program():
     document = program_document(a_program(), ShowOptions(source=False))
     assert document == {
-        "format": "jaxprtool.program",
-        "version": 1,
         "name": "f",
         "arguments": [
             {"name": "params['w']", "type": "f32[3,4]", "bytes": 48, "variable": "a"},
@@ -166,7 +164,7 @@ def test_document_has_shared_bodies_once_and_source_locations():
     assert set(document["shared"]) == {"a", "g", "lambda"}
     first = document["equations"][0]
     assert first["bodies"] == [{"parameter": "jaxpr", "shared": "a"}]
-    assert first["source"]["file"].endswith("tests/render/programs.py")
+    assert first["place"]["path"].endswith("tests/render/programs.py")
     inner = document["shared"]["lambda"]["equations"]
     assert [eqn["primitive"] for eqn in inner] == ["sin"]
 

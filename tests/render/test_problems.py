@@ -4,13 +4,17 @@ import os
 
 import pytest
 
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.render.documents.problems import (
-    Place,
     Problem,
     github_annotations,
     repository_root,
     sarif,
 )
+
+
+def line_of(path, number):
+    return Place(str(path), number, display=path.name)
 
 
 def unescaped(text):
@@ -22,8 +26,8 @@ def unescaped(text):
 
 @pytest.mark.parametrize("text", ["100%", "a\r\nb", "%0A", "a,b:c::d", "größer → 2"])
 def test_an_annotation_is_one_line_that_can_be_unescaped(tmp_path, text):
-    place = Place(str(tmp_path / "a,b:c%.py"), 3)
-    found = github_annotations([Problem("flops", "", text, ["more"], place)], str(tmp_path))
+    place = line_of(tmp_path / "a,b:c%.py", 3)
+    found = github_annotations([Problem("flops", UNKNOWN, text, ["more"], place)], str(tmp_path))
     assert found.count("\n") == found.count("\r") == 0
     assert found.startswith("::error file=")
     head, _, message = found.removeprefix("::error ").partition("::")
@@ -35,7 +39,7 @@ def test_an_annotation_is_one_line_that_can_be_unescaped(tmp_path, text):
 def test_a_file_outside_of_the_repository_has_a_location_only_in_sarif(tmp_path):
     root = tmp_path / "root"
     root.mkdir()
-    problem = Problem("no", "", "wrong", [], Place(str(tmp_path / "x y.py"), 1), "warning")
+    problem = Problem("no", UNKNOWN, "wrong", [], line_of(tmp_path / "x y.py", 1), "warning")
     assert github_annotations([problem], str(root)) == "::warning title=jaxprtool no::wrong"
     (result,) = sarif([problem], "1", str(root), {})["runs"][0]["results"]
     location = result["locations"][0]["physicalLocation"]["artifactLocation"]
@@ -47,7 +51,7 @@ def test_a_file_behind_a_symlink_is_in_the_repository(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "x.py").write_text("")
     (tmp_path / "link").symlink_to(tmp_path / "there")
-    problem = Problem("no", "", "wrong", [], Place(str(tmp_path / "link" / "x.py"), 1))
+    problem = Problem("no", UNKNOWN, "wrong", [], line_of(tmp_path / "link" / "x.py", 1))
     found = github_annotations([problem], str(tmp_path / "there"))
     assert found.startswith("::error file=x.py,line=1,")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -144,9 +143,11 @@ def bench_command(
         if baseline is not None:
             result = with_baseline(result, baseline)
         if file:
-            file.write(_document(result).encode())
+            from jaxprtool.render.documents import document_text
+
+            file.write(document_text(result).encode())
     if json:
-        output.write_text(_document(result))
+        output.write_json(result)
     else:
         output.write_rendered(render.bench_table(result, output.width()))
     _say(result)
@@ -178,12 +179,6 @@ def _traced(
             entry = find_elsewhere(place, target_function.arguments())
             traced.append((target_function.trace_entry(entry, first), None))
     return traced
-
-
-def _document(result: Bench) -> str:
-    from jaxprtool.ir.documents import as_json
-
-    return json_module.dumps(as_json(result), indent=2, allow_nan=False)
 
 
 def _say(result: Bench) -> None:

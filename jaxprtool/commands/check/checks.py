@@ -21,10 +21,11 @@ from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
-from jaxprtool.render.documents.problems import Change, CheckedTarget, Place, Problem
+from jaxprtool.render.documents.problems import Change, CheckedTarget, Problem
 from jaxprtool.render.terminal.listing import (
     Cell,
     Listing,
@@ -134,18 +135,17 @@ def checked(
 
 def error_problem(name: str, error: JaxprToolError, code: str = "error") -> Problem:
     """Return an error as a problem, at the innermost of the user's lines in its traceback."""
-    where: tuple[str, int] | None = None
-    text = ""
+    place = UNKNOWN
     if isinstance(error, UserFunctionError):
         frames = frames_now([Root(*root) for root in error.roots])
         own_frames = [frame for frame in user_traceback(error) if frames.is_own(frame.filename)]
         if own_frames and (number := own_frames[-1].lineno) is not None:
-            where = os.path.abspath(own_frames[-1].filename), number
-            text = f"{frames.path(own_frames[-1].filename)}:{number}"
+            file = os.path.abspath(own_frames[-1].filename)
+            place = frames.at(file, number, own_frames[-1].name)
     details = [f"{label}: {detail}" for label, detail in error.details]
     details += [f"hint: {error.hint}"] if error.hint else []
-    message = f"{name}: {text}: {error.message}" if text else f"{name}: {error.message}"
-    return Problem(code, text, message, details, where and Place(*where))
+    message = ": ".join(filter(None, (name, place, error.message)))
+    return Problem(code, place, message, details, place)
 
 
 def _over_budget(
@@ -158,8 +158,8 @@ def _over_budget(
     since, grown = _grown(program, measured.quantity, snapshot)
     lines = over_budget(name, measured, limit, since, grown).splitlines()
     places = [*(part.where for part in grown), *(part.where for part in measured.parts)]
-    line, place = next(_places(places, program), ("", None))
-    return Problem(_key(measured.quantity), line, lines[0], lines[1:], place)
+    place = next(_places(places, program), UNKNOWN)
+    return Problem(_key(measured.quantity), place, lines[0], lines[1:], place)
 
 
 def _grown(
@@ -194,12 +194,12 @@ def _contents(name: str, program: Program, expected: Expectations, width: int) -
 
 
 def _problem(code: str, text: str, places: Sequence[str], program: Program) -> Problem:
-    line, place = next(_places(places, program), ("", None))
+    place = next(_places(places, program), UNKNOWN)
     first, *others = text.splitlines()
-    return Problem(code, line, first, others, place)
+    return Problem(code, place, first, others, place)
 
 
-def _places(texts: Sequence[str], program: Program | None) -> Iterator[tuple[str, Place]]:
+def _places(texts: Sequence[str], program: Program | None) -> Iterator[Place]:
     """Yield the lines that texts begin with, if they are in the user's files.
 
     Lines of files that have changed since the program was written are others now.
@@ -213,7 +213,7 @@ def _places(texts: Sequence[str], program: Program | None) -> Iterator[tuple[str
         for base in bases:
             file = os.path.join(base, match[1])
             if os.path.isfile(file):
-                yield match[0], Place(os.path.abspath(file), int(match[2]))
+                yield Place(os.path.abspath(file), int(match[2]), display=match[1])
                 break
 
 

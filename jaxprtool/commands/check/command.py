@@ -187,7 +187,7 @@ class _Checker:
         except JaxprToolError as error:
             outcome = Checked({}, [error_problem(target.name, error)])
         problems = [
-            problem if problem.place else problem._replace(place=target.place)
+            problem if problem.annotated else problem._replace(annotated=target.place)
             for problem in outcome.problems
         ]
         budgets = target.expected.budgets

@@ -28,7 +28,7 @@ from jaxprtool.cli.session import FunctionOptions, Session, reader
 from jaxprtool.commands.check.checks import Expectations
 from jaxprtool.commands.lint.command import codes_in, lint_codes
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
-from jaxprtool.render.documents.problems import Place
+from jaxprtool.ir.places import Place
 from jaxprtool.testing.assertions import require_bannable
 from jaxprtool.testing.budgets import QUANTITIES, Quantity, amount_of
 from jaxprtool.testing.places import FOLDER, snapshot_file
@@ -163,7 +163,9 @@ class _ConfigReader(TableReader):
         loaded = self._loaded(where, [*words, "--", table["target"]])
         if loaded is None:
             return None
-        return ConfiguredTarget(name, *loaded, expected, Place(str(self.path), self._line(name)))
+        return ConfiguredTarget(
+            name, *loaded, expected, Place(str(self.path), self._line(name), display=str(self.path))
+        )
 
     def _line(self, name: str) -> int:
         """Return the number of the line that opens the table of a target, from 1."""

@@ -19,6 +19,7 @@ from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import all_jaxprs
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import top_jaxpr
 from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.scopes import ScopePaths
@@ -28,7 +29,10 @@ from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
 # Description of where two variants diverge.
 
 
-@document(without=("reference", "code", "at_call"), names={"step": "pass"})
+@document(
+    without=("reference", "code", "at_call"),
+    names={"source": "place", "place": "pass_number", "step": "pass"},
+)
 @dataclass(frozen=True)
 class Divergence:
     """The first equation at which a variant diverges from the reference.
@@ -69,7 +73,7 @@ class Divergence:
     strict: bool = False
     within: bool = False
     primitive: str = ""
-    source: str = ""
+    source: Place = UNKNOWN
     code: str = ""
     scope: str = ""
     path: tuple[str, ...] = ()

@@ -28,12 +28,14 @@ from jaxprtool.commands.compare.variants import BodyRun, Executor, needed
 from jaxprtool.execute.stepping import Progress, advanced, resumed_progress
 from jaxprtool.ir.body_matching import MatchedBody
 from jaxprtool.ir.differences import counterparts
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import variables
 from jaxprtool.ir.equivalence import is_cast, same_operation
 from jaxprtool.ir.evaluation import LoopOperands, branch_of, row_of, slice_number
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.keys import literal_key
+from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Cond, Regions, Scan, ShardMap, While, regions, view
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
@@ -554,6 +556,7 @@ def _first_row(
 _EXACT = Comparator(Tolerance(0, 0), exact=True)
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Prefix:
     """The shortest prefix of a program for which a search has found different values.
@@ -572,7 +575,7 @@ class Prefix:
     count: int
     total: int
     primitive: str
-    source: str
+    source: Place
     code: str
     results: tuple[Measure, ...]
 

@@ -32,6 +32,7 @@ from jaxprtool.ir.dtypes import as_array, is_extended, x64_enabled
 from jaxprtool.ir.equations import bodies, free_variables, is_inexact, type_of, variables
 from jaxprtool.ir.evaluation import evaluate
 from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.places import Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import (
@@ -342,6 +343,7 @@ def needed(jaxpr: Jaxpr, wanted: Iterable[Var], known: Collection[Var]) -> list[
 # The places of a program that have to stay in a wide dtype, with the errors otherwise.
 
 
+@document(without=("name",), also=("label", "place"), names={"label": "name"}, optional=("place",))
 @dataclass(frozen=True)
 class KeptPlace:
     """A place that stays in the wide dtype.
@@ -360,6 +362,16 @@ class KeptPlace:
     error: AnyFloat
     without: AnyFloat
     cause: str = ""
+
+    @property
+    def label(self) -> str:
+        """The line or the scope."""
+        return str(self.name)
+
+    @property
+    def place(self) -> Place | None:
+        """The line; None for a scope."""
+        return place_in(self.name)
 
 
 @dataclass(frozen=True)
@@ -444,6 +456,7 @@ _COLLECTIVE = "sums over devices: another number or order of devices rounds diff
 _UNSTABLE = "the order of equal keys is not defined: is_stable is False"
 
 
+@document(names={"lines": "places"})
 @dataclass(frozen=True)
 class Risk:
     """Equations of one primitive whose results may differ, and why.
@@ -458,7 +471,7 @@ class Risk:
     primitive: str
     why: str
     count: int
-    lines: tuple[str, ...]
+    lines: tuple[Place, ...]
 
 
 def risks(program: Program) -> tuple[Risk, ...]:
@@ -466,7 +479,7 @@ def risks(program: Program) -> tuple[Risk, ...]:
 
     Kernels of Pallas are not searched.
     """
-    frames, lines_by_risk = frames_now(program.roots), dict[tuple[str, str], list[str]]()
+    frames, lines_by_risk = frames_now(program.roots), dict[tuple[str, str], list[Place]]()
     _search(jaxcompat.open_jaxpr(program.jaxpr), (), frames, lines_by_risk)
     return tuple(
         Risk(primitive, why, len(lines), tuple(dict.fromkeys(filter(None, lines))))
@@ -478,7 +491,7 @@ def _search(
     jaxpr: Jaxpr,
     around: tuple[JaxprEqn, ...],
     frames: Frames,
-    lines_by_risk: dict[tuple[str, str], list[str]],
+    lines_by_risk: dict[tuple[str, str], list[Place]],
 ) -> None:
     for eqn in jaxpr.eqns:
         name = str(eqn.primitive.name)

@@ -31,8 +31,9 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dataflow import live_part
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import all_jaxprs, outer_first
-from jaxprtool.ir.frames import BEHIND, Frames, Root, frames_now
+from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, top_jaxpr
 from jaxprtool.ir.scopes import ScopePaths, is_backward
@@ -53,10 +54,10 @@ TYPICAL_SIZE = 512
 
 @document(
     without=("least", "products", "line", "path"),
-    names={"behind": "library", "lower_bound": "least"},
+    names={"lower_bound": "least"},
     also=("any_unit", "lower_bound"),
     flat=("work",),
-    optional=("any_unit", "behind", "lower_bound", "seconds", "limit"),
+    optional=("any_unit", "place", "lower_bound", "seconds", "limit"),
 )
 @dataclass(frozen=True)
 class Group:
@@ -71,9 +72,9 @@ class Group:
         products: The FLOPs of matrix products by their precision: `bf16`, `f32`, `f32 highest`; and
             those of kernels and library algorithms, as `any unit`.
         line: The source line, if grouped by line.
-        behind: The location in a library that the line calls, if there is only one:
-            `flax/linen/linear.py:199`. With `jaxprtool.frames("all")`, all library frames behind
-            the line, by which groups are also distinguished.
+        place: The line, if grouped by line, and that of a library that it calls, if there is only
+            one. With `jaxprtool.frames("all")`, all library frames are behind the line, by which
+            groups are also distinguished.
         path: The scopes, the outermost first, if grouped by scope.
         seconds: A lower bound of its time, if a device was chosen (`devices.timed`).
         limit: The limiting factor on this device: `compute` or `memory`.
@@ -85,10 +86,15 @@ class Group:
     per_round: bool = False
     products: Mapping[str, Any] = field(default_factory=dict)
     line: Line | None = None
-    behind: str = ""
+    place: Place = UNKNOWN
     path: tuple[str, ...] = ()
     seconds: float | None = None
     limit: str = ""
+
+    @property
+    def behind(self) -> str:
+        """The lines of libraries behind the line: `flax/linen/linear.py:199`, or ""."""
+        return self.place.behind
 
     @property
     def any_unit(self) -> Number | None:
@@ -279,12 +285,10 @@ def _group(tally: CostTally, name: str = "", **more: Any) -> Group:
 def _by_line(key: Line | None, tally: CostTally, lines: LineReader, frames: Frames) -> Group:
     if key is None:
         return _group(tally)
-    behind = [f"{frames.path(file)}:{number}" for file, number in key.behind]
-    called = list(lines.behind.get(key, {}))
-    if not behind and len(called) == 1 and called[0] is not None:
-        behind = [frames.text(called[0])]
-    name = f"{frames.path(key.file)}:{key.line}"
-    return _group(tally, name, line=key, behind=BEHIND.join(behind))
+    place, called = lines.place(key), list(lines.behind.get(key, {}))
+    if not place.library and len(called) == 1 and called[0] is not None:
+        place = place.calling(frames.text(called[0]))
+    return _group(tally, str(place.user), line=key, place=place)
 
 
 # --- groupings ------------------------------------------------------------------------------------
@@ -402,6 +406,7 @@ class LineReader:
         self._known: dict[int, Line | None] = {}
         #: The frames of libraries that each line calls.
         self.behind: defaultdict[Line, dict[UserFrame | None, None]] = defaultdict(dict)
+        self._functions: dict[tuple[str, int], str] = {}
 
     def line(self, eqn: JaxprEqn) -> Line | None:
         """Return the line of an equation; None if it is unknown."""
@@ -410,12 +415,24 @@ class LineReader:
             location, line = self._frames.location(eqn), None
             if location is not None:
                 file, number = location.frame[:2]
+                for frame in (location.frame, *location.behind):
+                    self._functions.setdefault(frame[:2], frame.function)
                 behind = tuple(frame[:2] for frame in location.behind) if self._by_library else ()
                 line = Line(file, number, self._frames.is_users(file), behind)
                 if line.own:
                     self.behind[line][location.library] = None
             self._known[at] = line
         return self._known[at]
+
+    def place(self, line: Line | None) -> Place:
+        """Return a line as a place, in the function of the first equation that was read there."""
+        if line is None:
+            return UNKNOWN
+        user, *library = (
+            self._frames.at(*place, self._functions.get(place, ""))
+            for place in (line[:2], *line.behind)
+        )
+        return self._frames.at(*line[:2], user.function, library)
 
     def line_around(self, inner: Line | None, line: Line | None) -> Line | None:
         """Return the line of an equation in a body: its own, or that of the body's equation."""

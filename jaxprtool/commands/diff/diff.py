@@ -34,6 +34,7 @@ from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import bodies, weak_marks
 from jaxprtool.ir.equivalence import is_cast
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, ProgramSignature, covering, program_signature
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
@@ -87,8 +88,8 @@ class Line:
     before: JaxprEqn | None
     after: JaxprEqn | None
     differences: tuple[Difference, ...] = ()
-    source: str = ""
-    source_before: str = ""
+    source: Place = UNKNOWN
+    source_before: Place = UNKNOWN
 
     @property
     def equation(self) -> JaxprEqn | None:
@@ -379,7 +380,7 @@ class _HunkCollector:
             called = f" {name}" if isinstance(name, str) else ""
             yield eqn.primitive.name + called + (f" at {place}" if place else "")
 
-    def _source(self, body: MatchedBody, which: int, eqn: JaxprEqn) -> str:
+    def _source(self, body: MatchedBody, which: int, eqn: JaxprEqn) -> Place:
         """Return the source line of an equation of one of two bodies, or of one around it."""
         return self._frames[which].line_of([*(pair[which] for pair in body.path), eqn])
 

@@ -23,6 +23,7 @@ from jaxprtool.ir.notation.tokens import (
     SourceLineToken,
 )
 from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render.terminal.listing import (
     Cell,
@@ -539,13 +540,14 @@ def diff_document(diff: Diff) -> DiffDocument:
     )
 
 
+@document(names={"source": "place"})
 class DiffLine(NamedTuple):
     """An equation that only one program has, or that differs from its counterpart."""
 
     hunk: Annotated[int, "The number of its hunk, from 0."]
     primitive: Annotated[str, "The primitive; empty if a body's results or constants differ."]
     text: Annotated[str, "The equation; for a changed one, the old and the new text."]
-    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."]
+    source: Annotated[Place, "The user's line, followed by the library's; null if unknown."]
     path: Annotated[Sequence[str], "The enclosing equations, the outermost first."]
     differs_in: Annotated[
         list[str],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from importlib.resources import files
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -13,7 +14,7 @@ from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.cli.start import start_jax
-from jaxprtool.errors import PipelineError, PluginError, did_you_mean
+from jaxprtool.errors import ArgumentsError, PipelineError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
     from jaxprtool.commands.explain.explanation import PassSummary
@@ -46,10 +47,19 @@ _Level = Annotated[
 ]
 
 
+_Schema = Annotated[
+    str | None,
+    options.OUTPUT.option(
+        "--schema", "COMMAND", "Print the JSON Schema of what COMMAND prints with --json."
+    ),
+]
+
+
 @command
 def explain_command(
     name: _Name = None,
     level: _Level = None,
+    schema: _Schema = None,
     plugin: options.Plugin = None,
     json: options.Json = False,
     full: _Full = False,
@@ -67,7 +77,11 @@ def explain_command(
       jaxprtool explain dot_general
       jaxprtool explain -O1
       jaxprtool explain JT602
+      jaxprtool explain --schema cost
     """
+    if schema is not None:
+        output.write_text(schema_text(schema))
+        return
     from jaxprtool.passes.framework.pipeline import levels
 
     load_plugins(plugin)
@@ -92,6 +106,20 @@ def explain_command(
         output.write_json(explanation)
     else:
         output.write_rendered(_rendered(explanation, full or not sys.stdout.isatty()))
+
+
+def schema_text(command: str) -> str:
+    """Return the JSON Schema of the documents of a command.
+
+    Raises:
+        ArgumentsError: If there is no such command, or it has no documents.
+    """
+    folder = files("jaxprtool.commands.explain") / "schemas"
+    available = sorted(path.name.removesuffix(".json") for path in folder.iterdir())
+    if command not in available:
+        hint = did_you_mean(command, available) or f"available: {', '.join(available)}"
+        raise ArgumentsError(f"'{command}' is no command with --json", hint)
+    return (folder / f"{command}.json").read_text().rstrip()
 
 
 def _rendered(document: _Explanation, full: bool) -> Rendering:

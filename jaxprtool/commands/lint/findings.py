@@ -16,6 +16,7 @@ from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.commands.lint.graph import LintedProgram, Node
 from jaxprtool.errors import ArgumentsError, PluginError, described, did_you_mean
 from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
@@ -46,7 +47,7 @@ class FindingCost:
         return self.flops + 100 * self.bytes
 
 
-@document(without=("frames",))
+@document(names={"line": "place"}, without=("frames",))
 @dataclass(frozen=True)
 class Finding:
     """A finding of a rule.
@@ -63,7 +64,7 @@ class Finding:
     """
 
     code: str
-    line: str
+    line: Place
     message: str
     cost: FindingCost
     advice: str

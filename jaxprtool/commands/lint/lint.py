@@ -28,6 +28,7 @@ from jaxprtool.commands.lint.findings import (
 )
 from jaxprtool.commands.lint.graph import LintedProgram, SourceReader
 from jaxprtool.ir.documents import in_bytes, plural, with_prefix
+from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import AnyJaxpr
@@ -177,7 +178,7 @@ def _finding(
     frames = (frame,) if not worst.path and frame is not None else ()
     return Finding(
         rule.code,
-        "" if frame is None else linted.frames.text(frame),
+        UNKNOWN if frame is None else linted.frames.text(frame),
         worst.message + more,
         FindingCost(sizes, flops, text),
         worst.advice,

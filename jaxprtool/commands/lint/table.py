@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural, some
 from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLineToken
-from jaxprtool.render.documents.problems import Level, Place, Problem
+from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.render.documents.problems import Level, Problem
 from jaxprtool.render.terminal.listing import Listing, joined_lines, printable, wrapped_cell
 from jaxprtool.render.terminal.tables import ROWS, more, split_rows
 
@@ -45,16 +46,16 @@ def finding_problem(finding: Finding) -> Problem:
     """Return a finding of `lint` as a problem."""
     at = f"{finding.line}: " if finding.line else ""
     details = [f"  costs {finding.cost.text}", f"  hint: {finding.advice}"]
-    place = None
+    annotated = UNKNOWN
     if finding.frames:
         number = int(finding.line.rpartition(":")[2]) if finding.line else 0
         lines = (frame for frame in finding.frames if frame.line == number)
         frame = next(lines, finding.frames[0])
         if not source_text.has_changed(frame.file):  # else the line is another one now
-            place = Place(source_text.path(frame.file), frame.line)
+            annotated = Place(frame.file, frame.line, frame.function, frame.file)
     level: Level = "error" if finding.kind == "wrong" else "warning"
     message = f"{at}{finding.code} {finding.message}"
-    return Problem(finding.code, finding.line, message, details, place, level)
+    return Problem(finding.code, finding.line, message, details, annotated, level)
 
 
 def _grouped(findings: Sequence[Finding]) -> Iterator[Finding]:

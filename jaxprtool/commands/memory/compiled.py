@@ -21,7 +21,7 @@ from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.formats.lowering import compiled
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import Printed, document, some
-from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.buffers import (
     CALLS,
     Allocation,
@@ -34,6 +34,7 @@ from jaxprtool.ir.hlo.buffers import (
 )
 from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.places import UNKNOWN, Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
@@ -54,7 +55,7 @@ _LINES = {
 NO_LINE = "no line"
 
 
-@document(without=("frames",))
+@document(names={"line": "place"}, without=("frames",))
 @dataclass(frozen=True)
 class PeakBuffer:
     """Buffers at the peak with the same kind, type and lines.
@@ -76,7 +77,7 @@ class PeakBuffer:
     """
 
     bytes: int
-    line: str
+    line: Place
     what: str
     kind: Kind
     count: int
@@ -87,7 +88,7 @@ class PeakBuffer:
     frames: tuple[UserFrame, ...] = ()
 
 
-@document(without=("buffers",))
+@document(without=("line", "buffers"), also=("name", "place"), optional=("place",))
 @dataclass(frozen=True)
 class LineBytes:
     """The memory of a line at the peak.
@@ -104,6 +105,16 @@ class LineBytes:
     bytes: int
     estimate_bytes: int
     buffers: tuple[PeakBuffer, ...]
+
+    @property
+    def name(self) -> str:
+        """The line, or else what the values are."""
+        return str(self.line)
+
+    @property
+    def place(self) -> Place | None:
+        """The user's line; None for values without one."""
+        return place_in(self.line)
 
 
 @dataclass(frozen=True)
@@ -169,7 +180,7 @@ def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> Compiled
     values = [reader.value(*live) for live in reader.ranges.live(temporaries, time)]
     unused = _size(temporaries) - sum(value.bytes for value in values)
     fixed = [buffer for allocation in counted for buffer in reader.fixed(allocation, time)]
-    rest = [PeakBuffer(unused, "", "between buffers", "unused", 1, "")] if unused else []
+    rest = [PeakBuffer(unused, UNKNOWN, "between buffers", "unused", 1, "")] if unused else []
     buffers = _grouped([*fixed, *values, *rest])
     return CompiledPeak(
         program.name,
@@ -241,10 +252,10 @@ class _BufferDescriber:
             parameter = self._parameters[allocation.parameter]
             name, shape = parameter.op_name or parameter.name, str(parameter.shape)
             shares = f"reused for {names}" if names else ""
-            yield PeakBuffer(size, "", name, "argument", 1, shape, shares=shares)
+            yield PeakBuffer(size, UNKNOWN, name, "argument", 1, shape, shares=shares)
         elif allocation.is_constant:
             shape = ", ".join(str(placed.buffer.shape) for placed in allocation.placed)
-            yield PeakBuffer(size, "", "constant", "constant", 1, shape)
+            yield PeakBuffer(size, UNKNOWN, "constant", "constant", 1, shape)
         elif result is not None:
             for placed, part in self.ranges.live([allocation], time):
                 if self._group(placed.buffer) != self._group(result):
@@ -253,7 +264,7 @@ class _BufferDescriber:
             origin, shape = self._origins.of(result), str(result.shape)
             yield PeakBuffer(size, origin.line, names, "result", 1, shape, frames=origin.frames)
         elif allocation.is_result:
-            yield PeakBuffer(size, "", "table of the results", "pointers", 1, "")
+            yield PeakBuffer(size, UNKNOWN, "table of the results", "pointers", 1, "")
 
     def _group(self, buffer: Buffer) -> int:
         return self._assignment.groups[buffer.id]
@@ -263,7 +274,7 @@ class _BufferDescriber:
         buffer = placed.buffer
         shape, name = str(buffer.shape), buffer.instruction.name
         if buffer.shape.parts:
-            return PeakBuffer(size, "", "table of a tuple", "pointers", 1, "")
+            return PeakBuffer(size, UNKNOWN, "table of a tuple", "pointers", 1, "")
         origin = self._origins.of(buffer)
         until = self._origins.until(buffer)
         shares = self._written_over(placed)
@@ -348,9 +359,9 @@ def estimated_lines(estimate: Memory) -> dict[str, int]:
     return dict(sizes)
 
 
-def _line(kind: str, line: str) -> str:
+def _line(kind: str, line: Place) -> str:
     """Return the line of a buffer or of an estimated value in `LineBytes`."""
-    return _LINES.get(kind) or line.partition(BEHIND)[0] or NO_LINE
+    return _LINES.get(kind) or line.user or NO_LINE
 
 
 # --- origins --------------------------------------------------------------------------------------
@@ -383,7 +394,7 @@ class BufferOrigin:
             user's computes it.
     """
 
-    line: str = ""
+    line: Place = UNKNOWN
     what: str = ""
     frames: tuple[UserFrame, ...] = ()
     is_reader: bool = False
@@ -391,7 +402,7 @@ class BufferOrigin:
     @property
     def text(self) -> str:
         """The primitive and the user's own line: `add at model.py:9`."""
-        return " at ".join(filter(None, (self.what, self.line.partition(BEHIND)[0])))
+        return " at ".join(filter(None, (self.what, self.line.user)))
 
 
 class BufferOrigins:
@@ -444,7 +455,7 @@ class BufferOrigins:
     def _found(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
         instruction, number = buffer.instruction, self._numbers[buffer.id]
         if instruction.opcode == "parameter" and self._ranges.caller(instruction) is None:
-            return BufferOrigin("", instruction.op_name or instruction.name)
+            return BufferOrigin(UNKNOWN, instruction.op_name or instruction.name)
         around = list(dict.fromkeys(member.instruction for member in self._groups[number]))
         around.sort(key=lambda candidate: candidate is not instruction)
         computed = [candidate for candidate in around if candidate.opcode not in _HANDED_ON]
@@ -528,7 +539,7 @@ class BufferOrigins:
         name = op.path.rpartition("/")[2]
         location = self._frames.location_in(stack)
         what = name or _opcode(self._module, op)
-        return BufferOrigin(self._frames.location_text(location), what, stack)
+        return BufferOrigin(self._frames.place(location), what, stack)
 
     def _described(
         self, instruction: Instruction

@@ -37,6 +37,7 @@ from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.keys import constant_key
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.paths import common_path, without_numbers
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import NamedValue, Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import Regions, regions, sub_jaxprs
@@ -192,7 +193,7 @@ Kind: TypeAlias = typing.Literal[
 ]
 
 
-@document(without=("frames",))
+@document(names={"source": "place", "reader_source": "reader_place"}, without=("frames",))
 @dataclass(frozen=True)
 class Live:
     """Live values with the same kind, type, and source lines.
@@ -219,9 +220,9 @@ class Live:
     bytes: int
     name: str
     primitive: str = ""
-    source: str = ""
+    source: Place = UNKNOWN
     reader: str = ""
-    reader_source: str = ""
+    reader_source: Place = UNKNOWN
     frames: tuple[UserFrame, ...] = ()
 
 
@@ -229,7 +230,7 @@ class Made(NamedTuple):
     """The primitive that computes a value, the user's line, and the frames, the innermost first."""
 
     primitive: str = ""
-    line: str = ""
+    line: Place = UNKNOWN
     frames: tuple[UserFrame, ...] = ()
 
 
@@ -368,10 +369,10 @@ class LiveValues:
 
     def _reader(
         self, buffer: LiveBuffer, kernels: Kernels, around: Sequence[JaxprEqn]
-    ) -> tuple[str, str]:
+    ) -> tuple[str, Place]:
         """Return the primitive that reads a value last, at any depth, and its line."""
         if buffer.last is None:
-            return "", ""
+            return "", UNKNOWN
         node = kernels.nodes[buffer.last]
         eqns, control = [*around, *node.calls, node.eqn], node.held
         position = (
@@ -462,6 +463,7 @@ MOST_POINTS = 1000
 _MOST_GONE_INTO = 200_000
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Point:
     """The memory needed while an equation runs.
@@ -477,7 +479,7 @@ class Point:
     position: int
     bytes: int
     primitive: str
-    source: str
+    source: Place
 
 
 def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
@@ -491,7 +493,7 @@ def curve(memory: BodyMemory, base: int, frames: Frames) -> tuple[Point, ...]:
     runs, needs = list[_KernelRun](), list[int]()
     _go(memory, base, (), runs, needs, _PointCounts())
     stretch = -(-len(needs) // MOST_POINTS) or 1
-    points = [Point(0, base, "", "")]
+    points = [Point(0, base, "", UNKNOWN)]
     for start in range(0, len(needs), stretch):
         place = max(range(start, min(start + stretch, len(needs))), key=needs.__getitem__)
         run = runs[bisect_right(runs, place, key=lambda run: run.start) - 1]

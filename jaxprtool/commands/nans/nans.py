@@ -55,6 +55,7 @@ from jaxprtool.ir.equations import Contains, all_jaxprs, has_external_effect, na
 from jaxprtool.ir.evaluation import FiniteCheck, Interpreter, bind, checks_disabled
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import mesh_in_types
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, While, sub_jaxprs, view
 from jaxprtool.ir.scopes import ScopePaths, is_backward
@@ -65,7 +66,7 @@ from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
 _RECOMPUTED = "rematted_computation"
 
 
-@document(without=("element",))
+@document(names={"source": "place"}, without=("element",))
 @dataclass(frozen=True)
 class Operand:
     """An operand of an equation, or a value that it was computed from.
@@ -86,7 +87,7 @@ class Operand:
     type: str
     argument: str
     primitive: str
-    source: str
+    source: Place
     low: float | None
     high: float | None
     nans: int
@@ -94,7 +95,7 @@ class Operand:
     element: Any
 
 
-@document(without=("code",))
+@document(names={"source": "place"}, without=("code",))
 @dataclass(frozen=True)
 class BadValue:
     """A NaN or an infinity in an argument, or computed by an equation from values without any.
@@ -127,7 +128,7 @@ class BadValue:
     kind: str
     argument: str
     primitive: str
-    source: str
+    source: Place
     code: str
     scope: str
     path: tuple[str, ...]
@@ -286,8 +287,8 @@ class _OriginDescriber:
             forward=self._forward(step),
         )
 
-    def _source(self, step: Evaluation | None) -> str:
-        return "" if step is None else self._frames.line_of(step.eqns)
+    def _source(self, step: Evaluation | None) -> Place:
+        return UNKNOWN if step is None else self._frames.line_of(step.eqns)
 
     def _named(self, step: Evaluation | None) -> str:
         return "" if step is None else self._frames.named(step.eqns)

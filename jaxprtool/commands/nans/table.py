@@ -9,7 +9,8 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 from rich.text import Text
 
-from jaxprtool.ir.documents import plural, some
+from jaxprtool.ir.documents import document, plural, some
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import (
     ALL,
@@ -146,16 +147,17 @@ def nans_document(search: NanSearch) -> NansDocument:
     return NansDocument(search.name, True, *of_first, search.found)
 
 
+@document(names={"source": "place"})
 class NansDocument(NamedTuple):
     """`nans`: the first NaN or infinity that reaches a result, or else the first; and all others.
 
-    If it is in an argument, `primitive` and `source` are empty.
+    If it is in an argument, `primitive` is empty and `place` null.
     """
 
     name: Annotated[str, "The name of the program."]
     found: Annotated[bool, "Whether a NaN or an infinity was found."]
     primitive: Annotated[str, "The primitive that computes it; empty if there is none."] = ""
-    source: Annotated[str, "The user's line, followed by the library's; empty if unknown."] = ""
+    source: Annotated[Place, "The user's line; null if unknown."] = UNKNOWN
     path: Annotated[Sequence[str], "The enclosing equations, the outermost first."] = ()
     iteration: Annotated[Sequence[int], "The iteration of each enclosing loop, from 0."] = ()
     operands: Annotated[Sequence[NanOperand], "The operands of the equation."] = ()

@@ -40,6 +40,7 @@ from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.module import HloModule, compiled_module
 from jaxprtool.ir.keys import atom_key
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Scan, copies_of_body
 from jaxprtool.ir.repetition import SourceRange
@@ -113,6 +114,7 @@ class CompileWay:
     cpu_seconds: float | None = None
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class UnrolledLoop:
     """A loop whose body XLA compiles several times because of its option `unroll`.
@@ -124,7 +126,7 @@ class UnrolledLoop:
         equations: The number of equations of the body.
     """
 
-    source: str
+    source: Place
     unroll: int
     copies: int
     equations: int
@@ -137,7 +139,7 @@ def unrolled_loops(program: Program) -> list[UnrolledLoop]:
         copies = copies_of_body(eqn)
         if copies > 1:
             location = frames.location_of((eqn,))
-            line = "" if location is None else frames.text(location.frame)
+            line = UNKNOWN if location is None else frames.text(location.frame)
             size = sum(count_equations(body) for _, body in bodies(eqn)) or _POLYNOMIAL
             loops.append(UnrolledLoop(line, eqn.params["unroll"], copies, size))
     return loops
@@ -391,6 +393,7 @@ class Stage:
     seconds: float
 
 
+@document(names={"source": "lines"})
 @dataclass(frozen=True)
 class CompiledBody:
     """The kernels of one function of the user or of a library.

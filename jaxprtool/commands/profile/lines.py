@@ -25,6 +25,7 @@ from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.hlo.module import HloModule, Instruction, while_trip_count
 from jaxprtool.ir.hlo.partitions import collectives, moved_values, started_collective
 from jaxprtool.ir.hlo.trace import Trace, TraceEvent
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -42,10 +43,10 @@ class NoOperationsError(UnsupportedError):
     """No operation is in a trace."""
 
 
-_OPTIONAL = "library", "flops_per_second", "bytes_per_second", "moved_bytes", "moved"
+_OPTIONAL = "flops_per_second", "bytes_per_second", "moved_bytes", "moved"
 
 
-@document(without=("line", "path"), also=("moved_bytes",), optional=_OPTIONAL)
+@document(without=("line", "place", "path"), also=("moved_bytes",), optional=_OPTIONAL)
 @dataclass(frozen=True)
 class Timed:
     """The time of operations that belong together, for one call.
@@ -59,12 +60,13 @@ class Timed:
         backward_seconds: The part in the backward pass.
         own_seconds: The part that is XLA's own work: copies, layout changes, overhead of loops.
         is_split: Whether a part is an estimated share of fusions that also compute other groups.
-        library: The line of a library that takes most of it: `flax/linen/linear.py:199`.
         flops_per_second: The FLOP/s that it achieves, by the estimate of `cost`.
         bytes_per_second: The bytes of memory traffic a second, by the estimate of `cost`.
         moved: The values that its collectives move to each device, by kind; None if the program has
             no collectives.
         line: The source line, of a group by line.
+        place: The line, and that of a library behind it that takes most of its time; "" if it is
+            unknown.
         path: The scopes, the outermost first, of a group by scope.
     """
 
@@ -76,12 +78,17 @@ class Timed:
     backward_seconds: float
     own_seconds: float
     is_split: bool
-    library: str | None = None
     flops_per_second: float | None = None
     bytes_per_second: float | None = None
     moved: tuple[MovedValues, ...] | None = None
     line: Line | None = None
+    place: Place = UNKNOWN
     path: tuple[str, ...] = ()
+
+    @property
+    def library(self) -> str:
+        """The line of a library that takes most of it: `flax/linen/linear.py:199`, or ""."""
+        return self.place.behind
 
     @property
     def moved_bytes(self) -> int | None:
@@ -89,14 +96,12 @@ class Timed:
         return None if self.moved is None else sum(moved.bytes for moved in self.moved)
 
 
-@document(
-    without=("line", "path"), names={"name": "line"}, also=("moved_bytes",), optional=_OPTIONAL
-)
+@document(without=("line", "name", "path"), also=("moved_bytes",), optional=_OPTIONAL)
 class TimedLine(Timed):
-    """The time of a line of source: `line` is `model.py:9`, "" if it is unknown."""
+    """The time of a line of source."""
 
 
-@document(optional=("own",))
+@document(names={"lines": "places"}, optional=("own",))
 @dataclass(frozen=True)
 class TimedOperation:
     """The time of a compiled operation, for one call.
@@ -116,13 +121,14 @@ class TimedOperation:
     name: str
     module: str
     opcode: str
-    lines: tuple[str, ...]
+    lines: tuple[Place, ...]
     seconds: float
     share: float
     calls: float
     own: str = ""
 
 
+@document(names={"lines": "places"})
 @dataclass(frozen=True)
 class OwnWork:
     """XLA's own work, or time in which no operation ran, for one call.
@@ -138,7 +144,7 @@ class OwnWork:
     kind: str
     seconds: float
     share: float
-    lines: tuple[str, ...]
+    lines: tuple[Place, ...]
 
 
 @dataclass(frozen=True)
@@ -350,15 +356,14 @@ class _OperationRuns:
         for line in moved or ():
             grouped[line]  # its collectives may have no time
         for line, parts in sorted(grouped.items(), key=lambda item: -_seconds(item[1])):
-            behind: defaultdict[str, float] = defaultdict(float)
+            places: defaultdict[Place, float] = defaultdict(float)
             for part in parts:
-                behind[part.origin.library] += part.seconds
-            library = max(behind, key=behind.__getitem__, default="")
-            name = "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
+                places[part.origin.place] += part.seconds
+            place = max(places, key=places.__getitem__, default=UNKNOWN)
+            if not place and line is not None:  # only its collectives are known
+                place = self._frames.at(line.file, line.line)
             here = None if moved is None else moved.get(line, ())
-            yield self._timed(
-                parts, name, TimedLine, library=library or None, moved=here, line=line
-            )
+            yield self._timed(parts, place.user, TimedLine, place=place, moved=here, line=line)
 
     def _scopes(self) -> Iterator[Timed]:
         grouped: defaultdict[tuple[str, ...], list[_TimePart]] = defaultdict(list)
@@ -409,17 +414,16 @@ class _OperationRuns:
                 "" if origins is None else origins.own(name),
             )
 
-    def _lines_of(self, origins: OperationOrigins, name: str) -> tuple[str, ...]:
-        weights: defaultdict[str, float] = defaultdict(float)
+    def _lines_of(self, origins: OperationOrigins, name: str) -> tuple[Place, ...]:
+        weights: defaultdict[Place, float] = defaultdict(float)
         for origin, weight in origins.of(name):
             if origin.line is not None:
-                line = f"{self._frames.path(origin.line.file)}:{origin.line.line}"
-                weights[line] += weight
+                weights[origin.place.user] += weight
         return _largest(weights)
 
     def _own(self, explained: float) -> Iterator[OwnWork]:
         times: defaultdict[str, float] = defaultdict(float)
-        lines: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+        lines: defaultdict[str, defaultdict[Place, float]] = defaultdict(lambda: defaultdict(float))
         for (program, name), seconds in self._times.items():
             origins = self._origins.get(program)
             if origins is not None and (kind := origins.own(name)):
@@ -444,7 +448,7 @@ class _OperationRuns:
 _RANKS = {"container": 2, "between operations": 3, "compiling": 4, "dispatch": 5}
 
 
-def _largest(weights: Mapping[str, float]) -> tuple[str, ...]:
+def _largest(weights: Mapping[Place, float]) -> tuple[Place, ...]:
     """Return the keys, the one with the largest number first."""
     return tuple(sorted(weights, key=lambda key: -weights[key]))
 
@@ -663,7 +667,7 @@ class OperationOrigin(NamedTuple):
 
     Attributes:
         line: The user's nearest line; None if it is unknown.
-        library: The line of a library behind it, `flax/linen/linear.py:199`, or "".
+        place: The line, followed by that of a library that it calls.
         function: The function that the line is in.
         scope: The name scopes, the outermost first.
         primitive: The name of the JAX primitive, or of XLA's operation.
@@ -672,7 +676,7 @@ class OperationOrigin(NamedTuple):
     """
 
     line: Line | None
-    library: str
+    place: Place
     function: str
     scope: tuple[str, ...]
     primitive: str
@@ -801,12 +805,12 @@ class OperationOrigins:
         backward = "backward" in (*transforms, *scopes)
         primitive = _plain(op.path.rpartition("/")[2]) or op.opcode
         if location is None:
-            return OperationOrigin(None, "", "", scope, primitive, backward, ())
+            return OperationOrigin(None, UNKNOWN, "", scope, primitive, backward, ())
         frame, library = location.frame, location.library
         line = Line(frame.file, frame.line, self.frames.is_users(frame.file))
-        behind = self.frames.text(library) if library is not None else ""
+        place = self.frames.text(frame, () if library is None else (library,))
         function = f"{self.frames.path(frame.file)}:{frame.function}"
-        return OperationOrigin(line, behind, function, scope, primitive, backward, frames)
+        return OperationOrigin(line, place, function, scope, primitive, backward, frames)
 
     @cached_property
     def _scopes(self) -> dict[tuple[int, str], tuple[str, ...]]:
@@ -822,7 +826,7 @@ class OperationOrigins:
         return compiled_scopes(rows, self.module.name.removeprefix("jit_"))
 
     def _unknown(self, name: str) -> OperationOrigin:
-        return OperationOrigin(None, "", "", (), name.partition(".")[0], False, ())
+        return OperationOrigin(None, UNKNOWN, "", (), name.partition(".")[0], False, ())
 
     def _led_back(self, op: Instruction) -> Instruction:
         """Return the operation that computes the operand of an operation without a line."""

@@ -148,9 +148,7 @@ def _of_programs(
     try:
         findings = lint_programs(run.folder, programs(), *codes)
     except JaxprToolError as error:  # a plug-in with rules cannot be imported
-        yield NextStep(
-            "skipped", f"lint was not run: {error.message}", "", "", f"jaxprtool lint {folder}/"
-        )
+        yield NextStep("skipped", f"lint was not run: {error.message}", command=lint_command)
         return
     yield from _of_findings(findings, folder)
     if checked < len(compilations):

@@ -31,6 +31,7 @@ from jaxprtool.commands.record.table import (
 )
 from jaxprtool.ir.documents import duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
+from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.page import (
     PageSources,
@@ -604,7 +605,7 @@ def _compared(argument: Argument, earlier: Argument | None) -> _ArgumentRow:
 
 
 def _without_line(reason: Reason) -> str:
-    return reason_text(replace(reason, line=""), _LONGEST)
+    return reason_text(replace(reason, line=UNKNOWN), _LONGEST)
 
 
 def _copied(transfer: Transfer) -> str:

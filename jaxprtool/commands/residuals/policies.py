@@ -39,7 +39,7 @@ from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.documents import bytes_of, in_bytes
 from jaxprtool.ir.equations import equations, free_variables, type_of
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, Programs
@@ -348,7 +348,7 @@ def _with_names(program: Program) -> tuple[Program, dict[str, Named]]:
     places: dict[str, Named] = {}
     for eqn in _names(program):
         name = str(eqn.params["name"])
-        places.setdefault(name, Named(name, BEHIND.join(frames.texts(eqn)), ""))
+        places.setdefault(name, Named(name, frames.line_of([eqn]), ""))
     nameable = nameable_values(jaxpr, frames)
     primitives = {v: str(e.primitive.name) for e in equations(jaxpr) for v in e.outvars}
     new = unique([*places, *map(str, range(len(nameable)))])[len(places) :]

@@ -24,6 +24,7 @@ from jaxprtool.ir.dataflow import DataFlow, DefiningEquation, DefiningEquations,
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import equations, is_inexact, reachable, size_of, type_of
 from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.source_names import SourceNames, range_of
@@ -36,6 +37,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 # Find the residuals that the forward half of a program passes to the backward half.
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Reader:
     """An equation of the backward half that reads a residual.
@@ -46,9 +48,10 @@ class Reader:
     """
 
     primitive: str
-    source: str
+    source: Place
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class Residual:
     """A value that the backward half needs.
@@ -70,13 +73,14 @@ class Residual:
     bytes: int | None
     primitive: str
     argument: str
-    source: str
+    source: Place
     name: str
     readers: tuple[Reader, ...]
     recompute: Number | None
     policies: tuple[str, ...]
 
 
+@document(names={"source": "place"})
 @dataclass(frozen=True)
 class SavedValue:
     """A value that a proposal saves.
@@ -90,7 +94,7 @@ class SavedValue:
     """
 
     name: str
-    source: str
+    source: Place
     code: str
     bytes: int
 
@@ -270,7 +274,7 @@ class _ResidualReader:
             size_of(value.aval),
             "" if eqn is None else str(eqn.primitive.name),
             argument,
-            ""
+            UNKNOWN
             if definition is None
             else self._frames.line_of((*definition.around, definition.eqn)),
             str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
@@ -765,7 +769,7 @@ class Named(NamedTuple):
     """
 
     name: str
-    source: str
+    source: Place
     code: str
 
 

@@ -19,7 +19,9 @@ from jaxprtool.commands.watch.watch import WatchedRow, watch
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.ir.dataflow import BodySlice, Start, forward_slice
+from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import has_external_effect
+from jaxprtool.ir.places import Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
@@ -39,6 +41,7 @@ CHECKS = (
 )
 
 
+@document(without=("source",), also=("name", "place"), optional=("place",))
 @dataclass(frozen=True)
 class Finding:
     """Values that fail a check.
@@ -62,6 +65,16 @@ class Finding:
     count: int
     size: int
     reaches: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The line, the argument, or that it is a constant."""
+        return str(self.source)
+
+    @property
+    def place(self) -> Place | None:
+        """The user's line; None for an argument or a constant."""
+        return place_in(self.source)
 
 
 def require_checks(names: Sequence[str]) -> None:

@@ -29,7 +29,6 @@ from jaxprtool.commands.shardings.reasons import (
     unreduced_sum,
 )
 from jaxprtool.ir.documents import Printed, document
-from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.hlo import partitions as hlo
 from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import (
@@ -49,6 +48,7 @@ from jaxprtool.ir.hlo.partitions import (
     device_tiles,
     spec_text,
 )
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The share of the memory on a device above which a value is large.
@@ -95,6 +95,7 @@ class Reason:
 
 
 @document(
+    names={"line": "place"},
     without=("frames", "overlapping"),
     also=("sent_bytes",),
     optional=("reason", "seconds", "overlap_seconds"),
@@ -131,7 +132,7 @@ class Collective:
     devices: int
     bytes: int
     count: int | None
-    line: str
+    line: Place
     value: str
     source: Source
     reason: Reason | None
@@ -159,7 +160,7 @@ class Collective:
         return round(self.bytes if sent is None else sent) * runs
 
 
-@document(without=("tiles",), also=("replicated",))
+@document(names={"line": "place"}, without=("tiles",), also=("replicated",))
 @dataclass(frozen=True)
 class ShardedValue:
     """An argument, a result, or a large value of a program.
@@ -194,7 +195,7 @@ class ShardedValue:
     copies: int
     padded_bytes: int
     count: int
-    line: str
+    line: Place
     tiles: DeviceTiles
 
     @property
@@ -222,6 +223,7 @@ class ShardedValue:
         return ranges
 
 
+@document(names={"line": "place"})
 @dataclass(frozen=True)
 class RepeatedWork:
     """An operation of which each device computes more than its share.
@@ -236,7 +238,7 @@ class RepeatedWork:
         count: The number of such operations of the line.
     """
 
-    line: str
+    line: Place
     operation: str
     times: float
     flops: int
@@ -244,6 +246,7 @@ class RepeatedWork:
     count: int
 
 
+@document(names={"line": "place"})
 @dataclass(frozen=True)
 class Constraint:
     """A sharding constraint with which the compiled program moves fewer bytes.
@@ -258,7 +261,7 @@ class Constraint:
         memory_bytes: The bytes of memory on each device with this constraint.
     """
 
-    line: str
+    line: Place
     value: str
     spec: str
     replaces: bool
@@ -436,7 +439,7 @@ def _described(
         tiles.copies,
         local.bytes * prod(tiles.parts) - shape.bytes,
         1,
-        "" if kind == "argument" else whole.line(instruction),
+        UNKNOWN if kind == "argument" else whole.line(instruction),
         tiles,
     )
 
@@ -884,7 +887,7 @@ def repeated_work(
         is_large = work.flops > flops * LARGE if work.flops else work.elements > most * LARGE
         if n < _LEAST or not is_large:
             continue
-        line = whole.line(work.original).partition(BEHIND)[0]
+        line = whole.line(work.original).user
         key = line, whole.name(work.original), round(n, 2)
         row = rows.get(key, RepeatedWork(*key, 0, 0, 0))
         rows[key] = replace(

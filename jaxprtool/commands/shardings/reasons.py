@@ -17,7 +17,7 @@ from math import prod
 from typing import NamedTuple
 
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.frames import BEHIND, Frames
+from jaxprtool.ir.frames import Frames
 from jaxprtool.ir.hlo.module import HloModule, HloShape, Instruction
 from jaxprtool.ir.hlo.partitions import (
     REDUCTIONS,
@@ -30,6 +30,7 @@ from jaxprtool.ir.hlo.partitions import (
     reading,
     spec_text,
 )
+from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Collectives that exchange parts of the same size. They neither gather nor reduce.
@@ -770,13 +771,13 @@ class ShardedModule:
             places |= dict.fromkeys(self.places(caller) if is_call else outer)
         return tuple(places)[:_MOST_VALUE_STEPS] or (_NOWHERE,)
 
-    def line(self, instruction: Instruction) -> str:
+    def line(self, instruction: Instruction) -> Place:
         """Return the user's line of an instruction, followed by the library's; "" if unknown."""
         return self.line_of(self.frames(instruction))
 
-    def line_of(self, frames: Sequence[UserFrame]) -> str:
+    def line_of(self, frames: Sequence[UserFrame]) -> Place:
         """Return the user's line of a call stack, followed by the library's; "" if unknown."""
-        return self._frames.location_text(self._frames.location_in(frames))
+        return self._frames.place(self._frames.location_in(frames))
 
     def name(self, instruction: Instruction) -> str:
         """Return the path of an argument, or an operation and its line: `tanh at model.py:9`."""
@@ -788,7 +789,7 @@ class ShardedModule:
             caller = self._caller(self.module.instructions[instruction.operands[0]])
             if caller is not None and caller.opcode == "while":
                 return f"carry of {self.name(caller)}"
-        line = self.line(instruction).partition(BEHIND)[0]
+        line = self.line(instruction).user
         scope, _, primitive = instruction.path.rpartition("/")
         if not (primitive and (scope or line)):  # XLA's own, which it numbers
             primitive = instruction.opcode
@@ -969,7 +970,7 @@ def constraint_specs(whole: ShardedModule) -> list[ConstraintSpecs]:
         written = None if tiles is None or tiles.is_local else whole.spec(instruction)
         if written is None:
             continue
-        line, text = whole.line(instruction).partition(BEHIND)[0], spec_text(written)
+        line, text = whole.line(instruction).user, spec_text(written)
         texts = [spec_text(spec) for spec in specs.around(instruction) if spec != written]
         earlier = by_text.get((line, text), ConstraintSpecs(line, 0, text, ()))
         suggested = tuple(dict.fromkeys((*earlier.suggested, *texts)))

@@ -34,7 +34,7 @@ from jaxprtool.formats.lowering import Partitioned, partitioned
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import some
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, Frames, frames_now
+from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.module import product_flops
 from jaxprtool.ir.hlo.partitions import MeshAxes, spec_text
 from jaxprtool.ir.meshes import mesh_of
@@ -268,7 +268,7 @@ def _of_source(
     """Yield the candidates of each constraint of the source: other specs, and none."""
     by_place = defaultdict[tuple[str, str], list[JaxprEqn]](list)
     for eqn in filter(_is_constraint, found_equations):
-        by_place[frames.line_of([eqn]).partition(BEHIND)[0], _source_spec(eqn)].append(eqn)
+        by_place[frames.line_of([eqn]).user, _source_spec(eqn)].append(eqn)
     suggested = {(constraint.line, constraint.spec): constraint.suggested for constraint in source}
     order = {place: i for i, place in enumerate(suggested)}
     for place in sorted(by_place, key=lambda place: order.get(place, len(order))):
@@ -374,7 +374,7 @@ def _constraint(candidate: _ConstraintCandidate, frames: Frames, changed: Shardi
     eqn, spec = candidate.equations[0], candidate.spec
     replaces = _is_constraint(eqn)
     return Constraint(
-        frames.line_of([eqn]).partition(BEHIND)[0],
+        frames.line_of([eqn]).user,
         frames.named([eqn]),
         "" if spec is None else spec_text(tuple(_without((), entry) for entry in spec)),
         replaces,

@@ -16,10 +16,11 @@ from jaxprtool.commands.residuals.residuals import passed_residuals as found_res
 from jaxprtool.commands.shardings.partitions import Shardings
 from jaxprtool.commands.why.slices import EquationsByLine
 from jaxprtool.errors import JaxprToolError
+from jaxprtool.ir import source_text
 from jaxprtool.ir.dataflow import everything
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, Frames, current_frame_view, frames, frames_now
+from jaxprtool.ir.frames import Frames, current_frame_view, frames, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, program_signature
@@ -69,20 +70,27 @@ class GradientLine(SourceLine):
     """A line of a program with the backward pass of a gradient: its document has both passes."""
 
 
-@document(without=("file",), names={"path": "file"})
+@document(
+    without=("file",), names={"path": "display", "absolute_path": "path"}, also=("absolute_path",)
+)
 @dataclass(frozen=True)
 class SourceFile:
     """A source file of the user.
 
     Attributes:
         file: The file.
-        path: The path, relative to the user's folder.
+        path: The path as the terminal shows it.
         lines: The lines with equations, in order.
     """
 
     file: str
     path: str
     lines: tuple[SourceLine, ...]
+
+    @property
+    def absolute_path(self) -> str:
+        """The file, with its absolute path if that is known."""
+        return source_text.current_file(self.file) or source_text.path(self.file)
 
 
 @dataclass(frozen=True)
@@ -224,7 +232,7 @@ def with_residuals(
         if residual.argument:
             arguments += size
         else:
-            kept[residual.source.partition(BEHIND)[0]] += size
+            kept[residual.source.user] += size
     files = []
     for file in source.files:
         lines = (
@@ -257,9 +265,7 @@ def with_collectives(source: Source, shardings: Shardings, frames: Frames) -> So
     """
     sent: Counter[str] = Counter()
     for collective in shardings.collectives:
-        sent[frames.location_text(frames.location_in(collective.frames)).partition(BEHIND)[0]] += (
-            collective.sent_bytes
-        )
+        sent[frames.place(frames.location_in(collective.frames)).user] += collective.sent_bytes
     files = []
     for file in source.files:
         lines = (

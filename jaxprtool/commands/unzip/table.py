@@ -8,10 +8,11 @@ from jaxprtool.commands.run.table import RunDocument
 from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import BEHIND, short_paths
+from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import NamedValue
-from jaxprtool.render.documents.programs import Program, SourcePosition
+from jaxprtool.render.documents.programs import Program
 from jaxprtool.render.reports.programs import values_table
-from jaxprtool.render.terminal.listing import ShowOptions, SourceComments, source_line
+from jaxprtool.render.terminal.listing import ShowOptions, SourceComments
 from jaxprtool.render.terminal.tables import Rendering
 
 if TYPE_CHECKING:
@@ -47,20 +48,16 @@ def _shorter(sources: Sequence[str]) -> list[str]:
 def variable_document(variable: VariableLeaf, frames: Frames) -> Variable:
     """Return the document of a variable."""
     aval = variable.aval
-    location = frames.location(variable.eqn)
-    library = location.library if location else None
     return Variable(
         variable.path,
         type_of(aval),
         aval.shape,
         str(aval.dtype),
         size_of(aval),
-        source_line(frames, location.frame) if location else None,
-        source_line(frames, library) if library else None,
+        frames.place(frames.location(variable.eqn)),
     )
 
 
-@document(optional=("library",))
 class Variable(NamedTuple):
     """A variable: a result of init and an argument of apply."""
 
@@ -69,11 +66,7 @@ class Variable(NamedTuple):
     shape: Annotated[Sequence[Number], "Its dimensions; a symbolic one as text."]
     dtype: Annotated[str, "Its dtype, as NumPy calls it."]
     bytes: Annotated[int | None, "Its size in bytes; null if unknown."]
-    source: Annotated[SourcePosition | None, "The line that declares it; null if unknown."]
-    library: Annotated[
-        SourcePosition | None,
-        "If that line calls a library, the line of the library that declares it.",
-    ] = None
+    place: Annotated[Place, "The line that declares it; null if unknown."]
 
 
 @document(optional=("runs",))

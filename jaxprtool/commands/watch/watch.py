@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any, TypeAlias, get_args
@@ -62,9 +62,10 @@ from jaxprtool.ir.equations import (
     type_of,
 )
 from jaxprtool.ir.evaluation import LoopOperands, slice_number
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.names import UserNames
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
 from jaxprtool.ir.rewrite import narrow
@@ -417,7 +418,7 @@ def _along(values: Any, axis: int, rank: int) -> Any:
 By: TypeAlias = OneOf["line", "scope", "equation"]
 
 
-@document(without=("code",), flat=("numbers",))
+@document(without=("code",), names={"source": "place"}, flat=("numbers",))
 @dataclass(frozen=True)
 class WatchedRow:
     """The values of a line, of a scope, or of a result of an equation.
@@ -438,7 +439,7 @@ class WatchedRow:
     """
 
     name: str
-    source: str
+    source: Place
     code: str
     backward: bool
     iteration: tuple[int, ...]
@@ -454,22 +455,25 @@ class _RowAttributes:
     """The attributes of a row except for its numbers."""
 
     name: str
-    source: str
+    source: Place
     code: str
     backward: bool
     path: tuple[str, ...]
     place: int
     #: The library lines called by the user's line.
-    behind: dict[str, None] = field(default_factory=dict)
+    behind: dict[tuple[Place, ...] | None, None] = field(default_factory=dict)
     primitives: dict[str, None] = field(default_factory=dict)
     types: dict[str, None] = field(default_factory=dict)
     #: By iteration numbers if iterations are separate; else by ().
     times: Counter[tuple[int, ...]] = field(default_factory=Counter)
     tallies: dict[tuple[int, ...], Tally] = field(default_factory=dict)
 
-    def with_library(self, line: str) -> str:
-        """Return the user's line, followed by the library's if there is only one."""
-        return "".join((line, *self.behind)) if line and len(self.behind) == 1 else line
+    @property
+    def line(self) -> Place:
+        """The user's line, followed by the library's if there is only one."""
+        [library, *others] = self.behind
+        alone = others or not self.source
+        return self.source if alone else replace(self.source, library=library)
 
 
 class RowCollector:
@@ -529,8 +533,8 @@ class RowCollector:
         """Return the rows in program order."""
         return tuple(
             WatchedRow(
-                group.with_library(group.name) if group.name == group.source else group.name,
-                *(group.with_library(group.source), group.code, group.backward, numbers),
+                str(group.line) if group.name == group.source else group.name,
+                *(group.line, group.code, group.backward, numbers),
                 *(tuple(group.primitives), tuple(group.types), group.path),
                 group.times[numbers],
                 group.tallies[numbers].numbers,
@@ -567,21 +571,22 @@ class RowCollector:
         if not self._counts(eqn, aval):
             return None
         eqns = (*result.around, eqn)
-        source, behind, library = self._frames.line_of(eqns).partition(BEHIND)
+        line = self._frames.line_of(eqns)
+        source = line.user
         backward = any(map(is_backward, eqns))
         key: Any = name
         if self._by == "line":
             name, key = source or "unknown line", (source, backward)
         elif self._scopes is not None:
             name = self._scopes.name(eqns) or "outside all scopes"
-            source, key = "", (name, backward)
+            source, key = UNKNOWN, (name, backward)
         if key not in self._groups:
             path = self._frames.path_of(result.around) if self._by == "equation" else ()
             code = self._frames.code_of(eqns) if source else ""
             place = self._order[id(eqn)]
             self._groups[key] = _RowAttributes(name, source, code, backward, path, place)
         group = self._groups[key]
-        group.behind[behind + library] = None
+        group.behind[line.library] = None
         group.place = min(group.place, self._order[id(eqn)])
         group.primitives[str(eqn.primitive.name)] = None
         group.types[type_of(aval)] = None
@@ -667,7 +672,7 @@ class Stopped:
         values: The operands and results of its equations, by name.
     """
 
-    source: str
+    source: Place
     iteration: tuple[int, ...]
     values: Mapping[str, Any]
 

@@ -22,6 +22,7 @@ from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
 from jaxprtool.ir.documents import AnyFloat, Printed, document, listed
 from jaxprtool.ir.equations import is_inexact, type_of
 from jaxprtool.ir.frames import Frames, frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import Scan, regions
 from jaxprtool.ir.traits import traits
@@ -124,7 +125,7 @@ SINGULAR: Mapping[str, StopReason] = {
 }
 
 
-@document(without=("code",), optional=("forward", "reason", "remedy"))
+@document(names={"source": "place"}, without=("code",), optional=("forward", "reason", "remedy"))
 @dataclass(frozen=True)
 class Cause:
     """An operation at which a gradient stops, or becomes NaN.
@@ -141,7 +142,7 @@ class Cause:
     """
 
     primitive: str
-    source: str
+    source: Place
     code: str = field(repr=False)
     path: tuple[str, ...] = ()
     iteration: tuple[int, ...] = ()
@@ -293,7 +294,7 @@ def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:
     last = [e for e in eqns if not any(v in read for v in e.outvars if type(v) is not DropVar)]
     for eqn in last[-_FEW:]:
         location = frames.location_of([eqn])
-        source = "" if location is None else frames.text(location.frame)
+        source = UNKNOWN if location is None else frames.text(location.frame)
         yield Cause(eqn.primitive.name, source, frames.code_of([eqn]))
 
 
@@ -305,7 +306,7 @@ def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:
 # calls whose custom rule returns zero.
 
 
-@document(without=("frame", "code", "has_rule"))
+@document(names={"source": "place"}, without=("frame", "code", "has_rule"))
 @dataclass(frozen=True)
 class Stop:
     """An operation at which a tangent stops, on the way to a result.
@@ -319,7 +320,7 @@ class Stop:
     """
 
     primitive: str
-    source: str
+    source: Place
     frame: UserFrame | None = field(repr=False)
     code: str = field(repr=False)
     has_rule: bool = field(repr=False)
@@ -385,7 +386,7 @@ def _stop(frames: Frames, calls: Sequence[JaxprEqn]) -> Stop:
     name = jaxcompat.custom_name(eqn) if named else eqn.primitive.name
     location = frames.location_of(calls)
     frame = None if location is None else location.frame
-    source = "" if frame is None else frames.text(frame)
+    source = UNKNOWN if frame is None else frames.text(frame)
     return Stop(name, source, frame, frames.code_of(calls), named)
 
 

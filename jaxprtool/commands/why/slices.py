@@ -30,7 +30,8 @@ from jaxprtool.ir.dataflow import (
 )
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import bodies, has_ref_type, type_of
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import regions
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -40,26 +41,35 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 # Forward and backward slices of a program from a value, by the user's lines.
 
 
-@document(without=("line",), names={"name": "source", "behind": "library"}, optional=("behind",))
+@document(without=("line",))
 @dataclass(frozen=True)
 class SlicedLine:
     """A source line with equations in a slice.
 
     Attributes:
-        name: The line: `model.py:9`; "" if unknown.
+        place: The line, `model.py:9`; "" if unknown. With `jaxprtool.frames("all")`, followed by
+            the library frames behind it.
         line: The file and the number; None if unknown.
         equations: The number of its equations in the slice.
         of: The number of all its equations.
         primitives: The number of equations in the slice by primitive, the most frequent first.
-        behind: With `jaxprtool.frames("all")`, the library frames behind it.
     """
 
-    name: str
+    place: Place
     line: Line | None
     equations: int
     of: int
     primitives: Mapping[str, int]
-    behind: str = ""
+
+    @property
+    def name(self) -> str:
+        """The line without the library frames."""
+        return self.place.user
+
+    @property
+    def behind(self) -> str:
+        """The library frames, or ""."""
+        return self.place.behind
 
 
 @document(without=("other_lines", "members"))
@@ -175,7 +185,8 @@ class _ProgramSlices:
     def __init__(self, about: ProgramSignature):
         self._about = about
         self._frames = frames_now(about.roots)
-        self._counted = EquationsByLine(LineReader(self._frames, self._frames.choice == "all"))
+        self._reader = LineReader(self._frames, self._frames.choice == "all")
+        self._counted = EquationsByLine(self._reader)
         self._whole = self._counted.of(everything(about.jaxpr))
 
     def forward(self, start: NamedPoint) -> Slice:
@@ -202,11 +213,8 @@ class _ProgramSlices:
 
     def _lines(self, counts: _Counts) -> Iterator[SlicedLine]:
         for line, count in counts.items():
-            places = () if line is None else (line[:2], *line.behind)
-            name, *behind = [f"{self._frames.path(file)}:{n}" for file, n in places] or [""]
-            whole, primitives = self._whole[line].total(), dict(count.most_common())
-            frames_behind = BEHIND.join(behind)
-            yield SlicedLine(name, line, count.total(), whole, primitives, frames_behind)
+            place, primitives = self._reader.place(line), dict(count.most_common())
+            yield SlicedLine(place, line, count.total(), self._whole[line].total(), primitives)
 
 
 def _chosen(names: list[str], flags: tuple[bool, ...]) -> tuple[str, ...]:
@@ -249,7 +257,7 @@ class EquationsByLine:
 _MOST = 500_000
 
 
-@document(without=("frame",))
+@document(names={"source": "place"}, without=("frame",))
 @dataclass(frozen=True)
 class PathStep:
     """An equation that a value passes through.
@@ -265,7 +273,7 @@ class PathStep:
     primitive: str
     type: str
     depth: int
-    source: str
+    source: Place
     frame: UserFrame | None
 
 
@@ -419,7 +427,7 @@ class _PathSearch:
         while calls is not None:
             depth, calls = depth + 1, calls[1]
         frame = None if location is None else location.frame
-        source = "" if frame is None else self._frames.text(frame)
+        source = UNKNOWN if frame is None else self._frames.text(frame)
         return PathStep(eqn.primitive.name, type_of(after[2].aval), depth, source, frame)
 
 

@@ -158,7 +158,7 @@ def _rows(part: Slice, note: str, width: int, top: int | None) -> list[Cell]:
     return rows
 
 
-def _fitting(places: list[str], width: int) -> tuple[list[str], int]:
+def _fitting(places: Sequence[str], width: int) -> tuple[list[str], int]:
     """Return places padded to a column, without folders if wide, and the remaining width."""
     longest = max(map(len, places), default=0)
     if longest > _WIDE * width:
@@ -209,8 +209,7 @@ def path_text(path: Path, width: int, top: int | None = tables.ROWS) -> Listing:
     names = [f"{'  ' * step.depth}{step.primitive}" for step in steps]
     longest = max(map(len, names), default=0)
     types = max((len(step.type) for step in steps), default=0)
-    places = [step.source for step in steps]
-    places, room = _fitting(places, width - longest - types - 3 * len(GAP))
+    places, room = _fitting([step.source for step in steps], width - longest - types - 3 * len(GAP))
     for step, name, place in zip(steps, names, places, strict=True):
         row = [PrimitiveName(f"{name:{longest}}"), GAP, Type(f"{step.type:{types}}"), GAP]
         code = "" if step.frame is None else source_text.line(step.frame.file, step.frame.line)

@@ -35,7 +35,8 @@ from jaxprtool.commands.why.gradients import (
 from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, run
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.traits import traits
@@ -191,7 +192,7 @@ class _GradientRun:
     def _singular(self, bad: BadValue) -> Cause:
         """Return the cause of a NaN or an infinity."""
         if bad.argument:
-            return Cause(bad.argument, "", "", reason=f"the argument contains {_a(bad.kind)}")
+            return Cause(bad.argument, UNKNOWN, "", reason=f"the argument contains {_a(bad.kind)}")
         alike = self._primal_at(bad.source)
         is_forward = any(name == bad.primitive for name in alike)
         forward = bad.primitive if is_forward else next((n for n in alike if n in SINGULAR), "")
@@ -199,7 +200,7 @@ class _GradientRun:
         remedy = reason.remedy and f"guard the operand, not only the result: {reason.remedy}"
         return Cause(
             bad.primitive,
-            bad.source.partition(BEHIND)[0],
+            bad.source.user,
             bad.code,
             bad.path,
             bad.iteration,
@@ -223,7 +224,7 @@ class _GradientRun:
         inside = ", in at least one iteration" if around else ""
         return Cause(
             primitive,
-            source.partition(BEHIND)[0],
+            source.user,
             self._frames.code_of(path),
             tuple(self._frames.named(path[: i + 1]) for i in around),
             forward="" if forward == primitive else forward,
@@ -231,14 +232,14 @@ class _GradientRun:
             remedy=reason.remedy,
         )
 
-    def _primal_at(self, source: str) -> list[str]:
+    def _primal_at(self, source: Place) -> list[str]:
         """Return the operations of the program on a line, or else on the user's line."""
         exact, near = [], []
         for path in _paths(jaxcompat.open_jaxpr(self._loss.jaxpr), ()):
             line = self._frames.line_of(path)
             if line == source:
                 exact.append(_name(path[-1]))
-            elif source and line.partition(BEHIND)[0] == source.partition(BEHIND)[0]:
+            elif source and line.user == source.user:
                 near.append(_name(path[-1]))
         return exact or near
 

@@ -540,10 +540,10 @@ class LocationComments:
     def _frame(self, eqn: JaxprEqn) -> str:
         traceback = eqn.source_info.traceback
         if traceback not in self._frames:
-            self._frames[traceback] = self._location_text(eqn)
+            self._frames[traceback] = self._place(eqn)
         return self._frames[traceback]
 
-    def _location_text(self, eqn: JaxprEqn) -> str:
+    def _place(self, eqn: JaxprEqn) -> str:
         frames = self._reader.of(eqn)
         if not frames:
             return ""

@@ -183,7 +183,7 @@ def _place(program: Program, error: Exception) -> str:
         for frame in reversed(frames)
     ]
     shown = frames_now(program.roots)
-    text = shown.location_text(shown.location_in(source_frames))
+    text = shown.place(shown.location_in(source_frames))
     return f" at {text}" if text else ""
 
 

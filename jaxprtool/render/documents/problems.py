@@ -8,19 +8,13 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import quote
 
 from jaxprtool.ir.documents import document
+from jaxprtool.ir.places import UNKNOWN, Place
 
 #: The severity of a problem, in the terms of SARIF and GitHub.
 Level: TypeAlias = Literal["error", "warning"]
 
 
-class Place(NamedTuple):
-    """A line of a file, by its absolute path."""
-
-    file: str
-    line: int
-
-
-@document(without=("level", "place"))
+@document(names={"line": "place"}, without=("level", "annotated"))
 class Problem(NamedTuple):
     """A problem that was found."""
 
@@ -28,10 +22,10 @@ class Problem(NamedTuple):
         str,
         "The budget or check: `flops`, `no`, `donated`, `snapshot`, a code of `lint`, or `error`.",
     ]
-    line: Annotated[str, "The user's line, `model.py:9`; empty if unknown."]
+    line: Annotated[Place, "The user's line; null if unknown."]
     message: Annotated[str, "What is wrong, in one line."]
     details: Annotated[Sequence[str], "More lines: the parts of an amount, differences, hints."]
-    place: Place | None = None
+    annotated: Place = UNKNOWN
     level: Level = "error"
 
     @property
@@ -99,8 +93,8 @@ def github_annotations(problems: Iterable[Problem], root: str) -> str:
 
 def _annotation(problem: Problem, root: str) -> str:
     properties: dict[str, object] = {}
-    if problem.place is not None and (path := _relative(problem.place.file, root)):
-        properties |= {"file": path, "line": problem.place.line}
+    if problem.annotated and (path := _relative(problem.annotated.path, root)):
+        properties |= {"file": path, "line": problem.annotated.line}
     properties["title"] = f"jaxprtool {problem.code}"
     parameters = ",".join(f"{name}={_property(str(value))}" for name, value in properties.items())
     return f"::{problem.level} {parameters}::{_escaped(problem.text)}"
@@ -156,15 +150,15 @@ def _result(problem: Problem, rule: int, root: str) -> dict[str, Any]:
         "level": problem.level,
         "message": {"text": problem.text},
     }
-    if problem.place is not None:
-        result["locations"] = [{"physicalLocation": _location(problem.place, root)}]
+    if problem.annotated:
+        result["locations"] = [{"physicalLocation": _location(problem.annotated, root)}]
     return result
 
 
 def _location(place: Place, root: str) -> dict[str, Any]:
-    path = _relative(place.file, root)
+    path = _relative(place.path, root)
     if path is None:
-        artifact = {"uri": "file://" + quote(place.file)}
+        artifact = {"uri": "file://" + quote(place.path)}
     else:
         artifact = {"uri": quote(path), "uriBaseId": _BASE}
     return {"artifactLocation": artifact, "region": {"startLine": place.line}}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, TypedDict
 
 from jaxprtool.ir.documents import document
+from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import NamedValue
 
 if TYPE_CHECKING:
@@ -17,15 +18,6 @@ if TYPE_CHECKING:
 
 
 # --- programs ---------------------------------------------------------------------------------
-
-
-class SourcePosition(TypedDict):
-    """A line of a source file."""
-
-    file: Annotated[
-        str, "The path: from the folder of the user's files, or of a library from its package on."
-    ]
-    line: Annotated[int, "The line, from 1."]
 
 
 class Binder(TypedDict):
@@ -75,10 +67,7 @@ class Equation(TypedDict):
     ]
     bodies: Annotated[list[HeldJaxpr], "The jaxprs that it holds."]
     effects: NotRequired[Annotated[list[str], "Its effects, as text, if it has any."]]
-    source: NotRequired[Annotated[SourcePosition, "The user's line, if known."]]
-    library: NotRequired[
-        Annotated[SourcePosition, "If that line calls a library, the line of the library."]
-    ]
+    place: NotRequired[Annotated[Place, "The user's line, if known."]]
     scope: NotRequired[Annotated[str, "Its name stack, if it has one."]]
 
 
@@ -100,8 +89,6 @@ class Body(TypedDict):
 class Program(TypedDict):
     """A program."""
 
-    format: Annotated[Literal["jaxprtool.program"], "The kind of document."]
-    version: Annotated[Literal[1], "The version of the format."]
     name: Annotated[str, "The name of the function."]
     arguments: Annotated[list[BoundValue], "Its arguments, in order."]
     constants: Annotated[list[BoundValue], "Its constants."]

@@ -29,7 +29,7 @@ from jaxprtool.ir.program import (
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable, source_line
+from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable
 from jaxprtool.render.terminal.tables import (
     PathText,
     add_more,
@@ -56,8 +56,6 @@ def program_document(
     jaxpr = about.jaxpr
     top = builder.equations(jaxpr, 0)
     return {
-        "format": "jaxprtool.program",
-        "version": 1,
         "name": about.name,
         "arguments": builder.named(about.arguments, jaxpr.invars),
         "constants": builder.named(about.constants, jaxpr.constvars),
@@ -105,10 +103,8 @@ class _Documents:
         }
         if eqn.effects:
             document["effects"] = sorted(map(str, eqn.effects))
-        if self.options.source and (location := self.frames.location(eqn)):
-            document["source"] = source_line(self.frames, location.frame)
-            if location.library:
-                document["library"] = source_line(self.frames, location.library)
+        if self.options.source and (place := self.frames.line_of([eqn])):
+            document["place"] = as_json(place)
         if self.options.scopes and (scope := jaxcompat.name_stack(eqn)):
             document["scope"] = scope
         return document

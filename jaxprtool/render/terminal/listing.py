@@ -15,7 +15,7 @@ from rich.segment import Segment
 from jaxprtool import jaxcompat
 from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, FrameChoice, Frames, Root, frames_now
+from jaxprtool.ir.frames import BEHIND, FrameChoice, Root, frames_now
 from jaxprtool.ir.notation.layout import COMMENT_COLUMN, Commenter, Layout, Selection
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.notation.signatures import Notation, TerseNotation
@@ -32,8 +32,6 @@ from jaxprtool.ir.notation.tokens import (
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.jaxprs import identity
-from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.tables import STYLES
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -424,11 +422,6 @@ class SourceComments:
         is_own = self._frames.is_users(location.frame.file)
         tokens = [SourceLineToken(first) if is_own else Comment(first)]
         return [*tokens, Comment("".join(BEHIND + text for text in behind))] if behind else tokens
-
-
-def source_line(frames: Frames, frame: UserFrame) -> documents.SourcePosition:
-    """Return the document of a frame."""
-    return {"file": frames.path(frame.file), "line": frame.line}
 
 
 # --- grid -----------------------------------------------------------------------------------------

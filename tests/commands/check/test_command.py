@@ -8,6 +8,8 @@ import textwrap
 
 import pytest
 
+from jaxprtool.ir.places import Place
+
 MODEL = """
     from functools import partial
 
@@ -103,7 +105,7 @@ def test_the_document_has_budgets_and_measured_values(project, check):
     assert step["measured"] == {"flops": 322_049, "peak_bytes": 43_008}
     assert step["passed"] is False
     (problem,) = step["problems"]
-    assert (problem["code"], problem["line"]) == ("flops", "model.py:11")
+    assert (problem["code"], Place.from_json(problem["place"])) == ("flops", "model.py:11")
     assert problem["message"] == (
         "step takes 322.0 kFLOP, but the budget is 300.0 kFLOP, 7.3% more"
     )
@@ -172,7 +174,7 @@ def test_a_target_that_fails_to_trace_is_a_problem_and_the_others_are_checked(pr
     assert found["fine"]["passed"] and not found["fine"]["problems"]
     (boom,), (gone,), (types,) = (found[name]["problems"] for name in ("boom", "gone", "types"))
     line = MODEL.splitlines().index('        raise ValueError("no")') + 1
-    assert boom["line"] == f"model.py:{line}"
+    assert Place.from_json(boom["place"]) == f"model.py:{line}"
     assert boom["message"] == f"boom: model.py:{line}: boom raised ValueError: no"
     assert gone["message"] == "gone: no file 'modle.py'"
     assert gone["details"] == ["hint: did you mean 'model.py'?"]

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from jaxprtool.ir.places import Place
 from tests.share import on_one_release
 
 COUNTER = """
@@ -65,8 +66,10 @@ def test_a_callback_is_reported_with_its_line_as_a_risk(cli):
     assert found.code == 1 and not document["equal"]
     (cause,) = document["causes"]
     assert cause["divergence"]["primitive"] == "pure_callback"
-    assert cause["divergence"]["source"] == "counter.py:9"
-    assert [each["lines"] for each in document["risks"]] == [["counter.py:9"]]
+    assert Place.from_json(cause["divergence"]["place"]) == "counter.py:9"
+    assert [list(map(Place.from_json, each["places"])) for each in document["risks"]] == [
+        ["counter.py:9"]
+    ]
     by_name = {each["name"]: each for each in document["repetitions"]}
     fresh = by_name["another process, hash seed 1"]
     assert not fresh["error"] and len(fresh["results"]) == 2

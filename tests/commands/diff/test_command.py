@@ -7,6 +7,7 @@ import textwrap
 
 import pytest
 
+from jaxprtool.ir.places import Place
 from tests.external import missing, needs
 from tests.share import on_one_release
 
@@ -181,7 +182,7 @@ def test_json_document(cli):
     document = json.loads(cli("diff", "old.py:loss", "new.py:loss", "--json").out)
     assert document["verdict"] == "different"
     assert [each["primitive"] for each in document["removed"]] == ["mul"]
-    assert [each["source"] for each in document["added"]] == ["new.py:9"]
+    assert [Place.from_json(each["place"]) for each in document["added"]] == ["new.py:9"]
     (changed,) = document["changed"]
     assert changed["differs_in"] == ["constant"] and changed["path"] == ["scan at new.py:8"]
 
@@ -208,7 +209,7 @@ def test_inlined_equations_of_a_library_have_the_line_of_their_call(cli, folder)
     costs = cli("cost", "calls.py:fun", *given, "--by", "line").out
     assert "calls.py:6" in costs and "calls.py:7" in costs
     document = json.loads(cli("diff", "calls.py:fun", "calls.py:more", *given, "--json").out)
-    added = [(each["primitive"], each["source"]) for each in document["added"]]
+    added = [(each["primitive"], Place.from_json(each["place"])) for each in document["added"]]
     assert added == [("sin", "calls.py:11"), ("div", "calls.py:11")]
     found = cli("diff", "calls.py:fun", "--args", "f32[6]", "-p", "", "-p", "-O2").out.splitlines()
     assert {"calls.py:6", "calls.py:7"} <= set(found)
@@ -434,7 +435,7 @@ def test_measured_times_in_json_add_up(cli, timed):
     # The line that sorts now took its time before, too: its other equations are unchanged.
     assert 0 < times["hunks"][0]["before_seconds"] < times["hunks"][0]["after_seconds"]
     assert times["others"]["before_seconds"] > 0
-    assert [each["hunk"] for each in told["added"] if each["source"] == "sorts.py:10"] == [0]
+    assert [each["hunk"] for each in told["added"] if each["place"]["line"] == 10] == [0]
 
 
 def test_equal_programs_have_times_too(cli, timed):

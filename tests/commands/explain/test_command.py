@@ -220,3 +220,25 @@ def test_an_unknown_code_of_lint_names_those_that_exist(cli):
     result = cli("explain", "JT999")
     assert result.code == 2 and "no rule of lint has the code JT999" in result.err
     assert "JT602" in result.err or "did you mean" in result.err
+
+
+def test_the_schema_of_a_command_is_printed(cli):
+    printed = cli("explain", "--schema", "backends")
+    schema = json.loads(printed.out)
+    names = [document["title"] for document in schema["anyOf"]]
+    assert printed.code == 0 and names == ["BackendsDocument", "ErrorDocument"]
+    unknown = cli("explain", "--schema", "backend")
+    assert unknown.code == 2 and unknown.lines[0].startswith("error: 'backend' is no command")
+    assert unknown.lines[1] == "hint: did you mean 'backends'?"
+
+
+def test_a_budget_of_bytes_limits_any_document(cli):
+    printed = cli("explain", "--json", "--max-bytes", "2000")
+    document = json.loads(printed.out)
+    assert 1500 < len(printed.out) <= 2000 and document["omitted"]["passes"] > 0
+    few = cli("explain", "--json", "--max-bytes", "20")
+    assert few.code == 2 and "is too small" in json.loads(few.out)["error"]["message"]
+    assert cli("explain", "--max-bytes", "2000").lines == [
+        "error: --max-bytes limits the document of --json",
+        "hint: add --json",
+    ]

@@ -8,6 +8,8 @@ import textwrap
 import pytest
 
 import jaxprtool
+from jaxprtool.ir.places import Place
+from jaxprtool.render.documents import SCHEMA
 from tests.share import on_one_release
 
 FUNCTIONS = """
@@ -78,13 +80,13 @@ def test_findings_are_by_line_worst_first(run):
 def test_no_findings_are_reported_with_exit_code_0(run):
     assert run("linted.py:good", "--args", "f32[8]").out == "nothing found in good\n"
     document = json.loads(run("linted.py:good", "--args", "f32[8]", "--json").out)
-    assert document == {"name": "good", "findings": [], "programs": 1}
+    assert document == {"schema": SCHEMA, "name": "good", "findings": [], "programs": 1}
 
 
 def test_the_document_has_code_line_message_and_cost(run):
     document = json.loads(run("linted.py:bad", *ARGS, "--json", "--select", "JT1", code=1).out)
     (finding,) = document["findings"]
-    assert finding["code"] == "JT101" and finding["line"] == "linted.py:8"
+    assert finding["code"] == "JT101" and Place.from_json(finding["place"]) == "linted.py:8"
     assert finding["cost"]["bytes"] == 2 * 2**20 and finding["cost"]["flops"] == 0
     assert "'TABLE'" in finding["message"] and finding["kind"] == "waste"
 

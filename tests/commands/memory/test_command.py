@@ -45,7 +45,7 @@ def test_a_page_has_the_peak_a_curve_and_live_values(cli):
 def test_json_has_the_contents_of_the_page(cli):
     found = json.loads(cli(*LOSS, "--json").out)
     assert found["peak_bytes"] == sum(live["bytes"] for live in found["live"])
-    assert found["at"].keys() == {"position", "bytes", "primitive", "source"}
+    assert found["at"].keys() == {"position", "bytes", "primitive", "place"}
     assert found["at"]["bytes"] == found["peak_bytes"]
     (program,) = found["programs"]
     assert program["name"] == "loss" and program["argument_bytes"] == 80 * 1024

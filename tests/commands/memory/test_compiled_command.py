@@ -49,7 +49,7 @@ def test_json_has_the_buffers(cli):
     found = json.loads(cli("memory", "filled.py:product", "--compiled", "--json").out)
     compiled = found["compiled"]
     assert compiled["peak_bytes"] == sum(each["bytes"] for each in compiled["buffers"])
-    assert {"bytes", "line", "what"} <= compiled["buffers"][0].keys()
+    assert {"bytes", "place", "what"} <= compiled["buffers"][0].keys()
     assert compiled["estimate_bytes"] == found["peak_bytes"]
     assert "compiled" not in json.loads(cli("memory", "filled.py:product", "--json").out)
 

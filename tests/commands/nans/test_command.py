@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxprtool.commands.record.record import record
+from jaxprtool.ir.places import Place
 
 FUNCTIONS = """
     import jax
@@ -64,7 +65,7 @@ def test_json_has_the_first_and_all(cli):
     found = cli(*LOSS, "--json")
     document = json.loads(found.out)
     assert found.code == 1 and document["found"] and document["primitive"] == "div"
-    assert (document["source"], document["iteration"]) == ("bad.py:6", [1])
+    assert (Place.from_json(document["place"]), document["iteration"]) == ("bad.py:6", [1])
     assert document["path"] == ["scan at bad.py:9"]
     assert document["operands"][1]["high"] == 0.0
     assert document["all"][0]["kind"] == "NaN"

@@ -156,11 +156,11 @@ def test_opt_warns_about_memory(cli):
 
 def test_the_json_document(cli):
     document = json.loads(cli("outline", LOSS, "--equations", "8", "--json").out)
-    assert list(document) == ["programs", "ways", "unrolled"]
+    assert list(document) == ["schema", "programs", "ways", "unrolled"]
     (program,) = document["programs"]
     (layer,) = program["bodies"]
     assert layer["name"] == "layer" and layer["copies"] == 3 and layer["bodies"] == []
-    assert layer["source"] == {"file": "model.py", "first": 5, "last": 7}
+    assert (layer["lines"]["place"]["line"], layer["lines"]["last_line"]) == (5, 7)
     assert 3 * layer["equations"] + program["rest"] == program["equations"]
     assert program["compiled"] == layer["equations"] + program["rest"] + 3
     assert layer["share"] == 3 * layer["equations"] / program["equations"]
@@ -309,7 +309,7 @@ def test_a_profile_of_compilation_as_json(cli):
     assert stages == pytest.approx(profile["compile"], rel=0.01)
     (body, *_) = profile["bodies"]
     assert body["name"] == "recurrence"
-    assert body["source"] == {"file": "model.py", "first": 19, "last": 20}
+    assert (body["lines"]["place"]["line"], body["lines"]["last_line"]) == (19, 20)
     assert all(way["cpu_seconds"] > 0 for way in document["ways"])
 
 

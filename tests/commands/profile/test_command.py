@@ -60,8 +60,8 @@ def test_all_formats_can_be_written_at_once(cli, folder):
     assert {"wall_seconds", "explained", "lines", "operations", "own"} <= document.keys()
     assert 0 < document["explained"] <= 1
     line = document["lines"][0]
-    assert {"line", "seconds", "share", "flops_per_second", "backward_seconds"} <= line.keys()
-    assert {"name", "lines", "seconds"} <= document["operations"][0].keys()
+    assert {"place", "seconds", "share", "flops_per_second", "backward_seconds"} <= line.keys()
+    assert {"name", "places", "seconds"} <= document["operations"][0].keys()
     samples = json.loads(read_pprof((folder / "p.pb.gz").read_bytes()))
     total = sum(int(each["value"][0]) for each in samples["sample"]) * 1e-9
     assert total == pytest.approx(sum(each["seconds"] for each in document["lines"]), rel=1e-3)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.cli.main import main
+from jaxprtool.ir.places import Place
 from tests.share import on_one_release
 
 SCRIPT = """
@@ -96,12 +97,12 @@ def test_a_script_runs_as_without_record(folder):
     found = shown()
     (function,) = found["functions"]
     assert function["name"] == "step"
-    assert function["line"] == "script.py:5"
+    assert Place.from_json(function["place"]) == "script.py:5"
     first, second = function["compilations"]
     assert first["reasons"] == []
     assert [each["kind"] for each in second["reasons"]] == ["shape"]
     assert min(second[f"{each}_seconds"] for each in ("trace", "lower", "compile")) > 0
-    assert found["outside_jit"][0]["line"] == "script.py:10"
+    assert Place.from_json(found["outside_jit"][0]["place"]) == "script.py:10"
     assert found["exit_code"] == 0
     assert Path("run/index.html").read_text().startswith("<!")
     assert json.loads(Path("run/trace.json").read_text())["traceEvents"]
@@ -175,7 +176,9 @@ def test_a_module_and_another_sitecustomize_can_be_recorded(cli, folder, monkeyp
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     done = cli("record", "-m", "package.train")
     assert (done.code, done.out) == (0, "2.0\n")
-    assert [each["line"] for each in shown()["functions"]] == ["package/train.py:1"]
+    assert [Place.from_json(each["place"]) for each in shown()["functions"]] == [
+        "package/train.py:1"
+    ]
 
 
 def test_a_script_without_jax_is_reported(cli, folder):
@@ -275,7 +278,7 @@ def test_steps_of_a_script_are_profiled_once_compiled(cli, folder):
     assert done.code == 0 and "the mean of 3 calls" in done.err
     assert "return jnp.sort(x, axis=0) + 1" in done.err
     found = json.loads(cli("profile", "run", "--json").out)
-    assert found["calls"] == 3 and found["lines"][0]["line"] == "steps.py:10"
+    assert found["calls"] == 3 and Place.from_json(found["lines"][0]["place"]) == "steps.py:10"
     assert "compiling" not in {each["kind"] for each in found["own"]}
 
 

@@ -84,7 +84,7 @@ def test_json_has_the_contents_of_the_table(cli):
     found = json.loads(cli(*LOSS, "--json").out)
     assert found["total_bytes"] == 256 and len(found["residuals"]) == 2
     assert found["argnums"] == [0] and found["with_respect_to"] == ["w"]
-    assert found["residuals"][0].keys() >= {"type", "bytes", "source", "name", "policies"}
+    assert found["residuals"][0].keys() >= {"type", "bytes", "place", "name", "policies"}
     assert found["policies"]["nothing_saveable"] == 384
 
 

@@ -41,7 +41,7 @@ def result_lines(result):
 
 def test_the_json_document(cli):
     document = json.loads(cli("run", "functions.py:kinds", "--json", "--repeat", "2").out)
-    assert list(document) == ["name", "devices", "random", "times", "outputs"]
+    assert list(document) == ["schema", "name", "devices", "random", "times", "outputs"]
     assert document["random"] == ["i", "b", "k"]
     assert document["times"]["repeats"] == 2
     outputs = {o["name"]: o for o in document["outputs"]}

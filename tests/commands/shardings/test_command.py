@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 
+from jaxprtool.ir.places import Place
 from tests.share import on_one_release
 
 MODEL = """
@@ -71,9 +72,13 @@ def test_explicit_collectives_are_listed_separately(cli):
 def test_json_has_the_contents_of_the_table(cli):
     found = json.loads(cli(*STEP, "--json").out)
     first = found["collectives"][0]
-    assert {"kind", "axes", "bytes", "count", "line", "source"} <= first.keys()
+    assert {"kind", "axes", "bytes", "count", "place", "source"} <= first.keys()
     assert (first["kind"], first["axes"], first["bytes"]) == ("all-gather", ["data"], 65536)
-    assert (first["count"], first["line"], first["source"]) == (1, "sharded.py:9", "partitioner")
+    assert (first["count"], Place.from_json(first["place"]), first["source"]) == (
+        1,
+        "sharded.py:9",
+        "partitioner",
+    )
     assert found["devices"] == 8 and found["mesh"] == {"data": 8}
     (weights,) = (each for each in found["values"] if each["name"] == "weights")
     assert weights["spec"] == "P()" and weights["replicated"]
@@ -242,4 +247,4 @@ def test_a_recorded_program_is_partitioned_like_its_arguments(cli, model):
         ["data"],
         64 * 64 * 4,
     )
-    assert summed["line"] == "train.py:11"
+    assert Place.from_json(summed["place"]) == "train.py:11"

@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from jaxprtool.ir.places import Place
 from tests.commands.shardings.test_command import MESH, MODEL, STEP, model  # noqa: F401  (a fixture)
 
 GIVEN = STEP[1:]
@@ -18,7 +19,7 @@ def test_cost_has_the_bytes_each_device_sends_and_the_totals_of_lines(cli):
     whole = r"^step: .*FLOP, .* with whole arrays$"  # of all devices together
     assert re.search(whole, found.out, re.MULTILINE) and "with whole arrays" not in plain.out
     document = json.loads(cli("cost", *GIVEN, "--compiled", "--json").out)
-    assert document["compiled"]["collectives"][0]["line"] == "sharded.py:9"
+    assert Place.from_json(document["compiled"]["collectives"][0]["place"]) == "sharded.py:9"
     assert "compiled" not in json.loads(cli("cost", *GIVEN, "--json").out)
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
+from jaxprtool.ir.places import Place
 
 FUNCTIONS = """
     import jax
@@ -225,7 +226,10 @@ def test_measured_times_are_an_additional_column(cli):
 def test_measured_times_in_json_are_those_of_lines(cli):
     (program,) = json.loads(cli(*MEASURED, "--json").out)["programs"]
     times = [line["measured"] for line in program["files"][0]["lines"] if "measured" in line]
-    assert {each["line"] for each in times} <= {"kept.py:7", "kept.py:13"} and times
+    assert {Place.from_json(each["place"]) for each in times} <= {
+        "kept.py:7",
+        "kept.py:13",
+    } and times
     seconds = sum(each["seconds"] for each in times)
     assert 0 < seconds <= program["explained"] * program["wall_seconds"] * (1 + 1e-6)
     assert "wall_seconds" not in json.loads(cli(*LOSS, "--json").out)["programs"][0]

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
+from jaxprtool.ir.places import Place
 from tests.share import on_one_release
 
 NETS = """
@@ -125,17 +126,17 @@ def test_a_table_of_long_names_keeps_to_80_columns(cli, nets):
 def test_the_json_document(cli):
     result = cli("unzip", "nets.py:several", "--key-args", "2,3", "--json")
     document = json.loads(result.out)
-    assert list(document) == ["variables", "programs"]
+    assert list(document) == ["schema", "variables", "programs"]
     first, *_, last = document["variables"]
+    assert Place.from_json(first.pop("place")) == "nets.py:18"
     assert first == {
         "name": "params/b",
         "type": "bf16[3]",
         "shape": [3],
         "dtype": "bfloat16",
         "bytes": 6,
-        "source": {"file": "nets.py", "line": 18},
     }
-    assert last["name"] == "words/1" and last["source"]["line"] == 20
+    assert last["name"] == "words/1" and last["place"]["line"] == 20
     assert [p["name"] for p in document["programs"]] == ["several_init", "several_apply"]
     assert [a["name"] for a in document["programs"][0]["arguments"]] == ["key", "other"]
 

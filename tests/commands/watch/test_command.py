@@ -150,7 +150,7 @@ def test_run_without_a_finding_exits_with_0_and_json_has_the_findings(cli):
     assert fine.code == 0 and json.loads(fine.out)["found"] == [] and fine.err == "seen\n"
     wrong = cli(*arguments, "inf")
     (only,) = json.loads(wrong.out)["found"]
-    assert wrong.code == 1 and (only["check"], only["source"]) == ("inf", "model.py:8")
+    assert wrong.code == 1 and (only["check"], only["name"]) == ("inf", "model.py:8")
     assert "found" not in json.loads(cli("run", *LOSS[1:], "--json").out)
 
 

@@ -8,6 +8,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.why.table import slices_by_line
+from jaxprtool.ir.places import Place
 
 FUNCTIONS = """
     import jax
@@ -241,7 +242,8 @@ def test_a_zero_gradient_is_explained_before_and_after_grad(cli, folder):
     assert message in " ".join(found.out.split())
     document = json.loads(cli("why", *case, "params['w']", "--json").out)
     assert document["gradient"]["zero"] == ["result"]
-    assert document["gradient"]["stops"] == [{"primitive": "round", "source": "quantized.py:4"}]
+    (stop,) = document["gradient"]["stops"]
+    assert (stop["primitive"], Place.from_json(stop["place"])) == ("round", "quantized.py:4")
     assert "gradient" not in cli("why", *case, "params['b']").out
     assert message in cli("why", *case, "result['w']", "-p", "grad").out
     assert "zero" not in cli("why", *case, "result['b']", "-p", "grad").out
@@ -270,7 +272,7 @@ def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
     assert "filled with random values (--seed 0)" in found.err
     expected = json.loads(cli("why", *asked, "--gradient", "params['a']", "--json").out)
     assert expected["groups"][0]["kind"] == "zero" and "value" not in expected
-    assert expected["groups"][0]["causes"][0]["source"] == "stopped.py:3"
+    assert expected["groups"][0]["causes"][0]["place"]["line"] == 3
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,22 @@ def command_schema(command: str) -> dict[str, Any]:
 
 def schema_file(command: str) -> str:
     """Return the text of the file with a command's schema."""
-    return json.dumps(command_schema(command), indent=1, ensure_ascii=False) + "\n"
+    return _text(command_schema(command)) + "\n"
+
+
+def _text(value: Any, indent: str = "") -> str:
+    """Return JSON with each value on one line that fits on it."""
+    line = json.dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent + line) <= 100:
+        return line
+    deeper = indent + " "
+    if isinstance(value, list):
+        parts, ends = [_text(part, deeper) for part in value], "[]"
+    else:
+        parts, ends = [f"{json.dumps(key)}: {_text(value[key], deeper)}" for key in value], "{}"
+    return (
+        f",\n{deeper}".join([f"{ends[0]}\n{deeper}{parts[0]}", *parts[1:]]) + f"\n{indent}{ends[1]}"
+    )
 
 
 def _document(cls: Any) -> dict[str, Any]:

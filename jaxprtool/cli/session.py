@@ -18,6 +18,7 @@ import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from math import prod
@@ -52,6 +53,12 @@ MeshSet = Callable[[], contextlib.AbstractContextManager[object]]
 
 #: The number of virtual devices for a module that needs several, if no mesh is given.
 _VIRTUAL_DEVICES = 8
+
+#: The targets that a process has traced, by all that their programs depend on. None if it runs one
+#: command; a process of `jaxprtool serve` keeps them for the next one.
+kept_targets: ContextVar[dict[str, tuple[Entry | ProgramEntry, TracedTarget]] | None] = ContextVar(
+    "kept_targets", default=None
+)
 
 
 # --- groups of options ------------------------------------------------------------------------
@@ -297,13 +304,19 @@ class FunctionOptions:
 
         def on_mesh(explicit: bool) -> TracedTarget:
             mesh_set = self.tracing.mesh_set(explicit, virtual)
+            kept = None if self._is_file else kept_targets.get()
+            options = types, symbolic, axis_env, auto, explicit, virtual
+            key = repr((self.target, self.args, self.tracing, options, _of_tracing(pipeline)))
             with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
-                entry = self._entry(pipeline, types, symbolic)
+                entry, traced = (kept or {}).get(key, (None, None))
+                entry = entry or self._entry(pipeline, types, symbolic)
                 if not runs and (needless := entry.needless_work):
                     output.note(needless)
-                found = self.trace_entry(entry, pipeline, axis_env)
-            has_own = self._is_file and found.program.meshes and not pipeline.partitions
-            return found if has_own else replace(found, mesh_set=mesh_set)
+                traced = traced or self.trace_entry(entry, pipeline, axis_env)
+            if kept is not None:
+                kept[key] = entry, traced
+            has_own = self._is_file and traced.program.meshes and not pipeline.partitions
+            return traced if has_own else replace(traced, mesh_set=mesh_set)
 
         explicit = not (auto or self.tracing.has_specs)
         try:
@@ -579,6 +592,12 @@ def load_plugins(plugins: list[str] | None) -> None:
 
     for plugin in plugins or []:
         pipeline.load_plugin(plugin)
+
+
+def _of_tracing(pipeline: Pipeline) -> tuple[object, ...]:
+    """Return what the program of a TARGET, as traced, depends on in the passes that follow."""
+    symbolic = any(each.symbolic for each in pipeline.passes())
+    return pipeline.bound_axes, symbolic, bool(pipeline.steps), pipeline.partitions
 
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:

@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from jaxprtool.cli import output
@@ -16,6 +16,11 @@ from jaxprtool.errors import BackendError
 
 #: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
+
+#: Called if a command wants virtual devices, and JAX has started its devices before the command.
+on_late_devices: ContextVar[Callable[[], object]] = ContextVar(
+    "on_late_devices", default=lambda: None
+)
 
 
 @contextlib.contextmanager
@@ -52,12 +57,8 @@ def _restore(name: str, value: object) -> None:
 def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     """Import and configure JAX, and warn about an unknown release."""
     on_progress("importing JAX")
-    # Imported objects stay alive, so garbage collection during the import is useless.
-    gc.disable()
-    with _interrupts_delayed():
+    with _interrupts_delayed(), _imports_frozen():
         from jaxprtool import jaxcompat
-    gc.freeze()
-    gc.enable()
     for path in _own_frames():
         jaxcompat.hide_frames(path)
     jaxcompat.keep_backend_probing_quiet()
@@ -111,9 +112,13 @@ def use_virtual_devices(count: int) -> None:
     _restore_at_end("jax_num_cpu_devices")
     is_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     configured = jax.config.values["jax_num_cpu_devices"]
-    with contextlib.suppress(RuntimeError):  # JAX has started its devices
-        if configured in (-1, count):
-            jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
+    if configured not in (-1, count):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
+    except RuntimeError:  # JAX has started its devices
+        if configured == -1 and not is_flag:
+            on_late_devices.get()()
 
 
 def use_cache(wanted: bool) -> None:
@@ -143,6 +148,20 @@ def _own_frames() -> Iterator[str]:
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     if os.path.basename(script).partition(".")[0] == "jaxprtool":
         yield script
+
+
+@contextlib.contextmanager
+def _imports_frozen() -> Iterator[None]:
+    """Pause the garbage collector during the first import of JAX, whose objects stay alive."""
+    if "jaxprtool.jaxcompat" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

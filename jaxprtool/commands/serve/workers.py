@@ -201,7 +201,7 @@ class _ForkReport:
     """What a fork reports of a command that it has run.
 
     Attributes:
-        exit_code: The exit code of the command; None if the process has not reported it.
+        exit_code: The exit code of the command; None if the process has reported nothing.
         stays: Whether the process can run another command.
         files: The files that are imported.
         has_set_devices: Whether the command has set the devices of the process.
@@ -374,7 +374,7 @@ class _CommandRunner:
             try:
                 code = app.run_command_line([*words])
             except _OtherDevices:
-                return _ForkReport(wants_other_devices=True)
+                return _ForkReport(0, wants_other_devices=True)
         self._prepare_next()
         stays = code in _STAYING and folder == os.getcwd()
         return _ForkReport(code, stays, self._imported_files(), devices != _devices())

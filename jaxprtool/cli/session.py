@@ -54,11 +54,24 @@ MeshSet = Callable[[], contextlib.AbstractContextManager[object]]
 #: The number of virtual devices for a module that needs several, if no mesh is given.
 _VIRTUAL_DEVICES = 8
 
-#: The targets that a process has traced, by all that their programs depend on. None if it runs one
-#: command; a process of `jaxprtool serve` keeps them for the next one.
-kept_targets: ContextVar[dict[str, tuple[Entry | ProgramEntry, TracedTarget]] | None] = ContextVar(
-    "kept_targets", default=None
-)
+
+class KeptTargets:
+    """The targets that the commands of a process have traced, for those that follow.
+
+    A command takes each of them once: if it traces a target again, that is on purpose.
+
+    Attributes:
+        earlier: Those of earlier commands, by all that their programs depend on.
+        now: Those of the running command.
+    """
+
+    def __init__(self) -> None:
+        self.earlier: dict[str, tuple[Entry | ProgramEntry, TracedTarget]] = {}
+        self.now: dict[str, tuple[Entry | ProgramEntry, TracedTarget]] = {}
+
+
+#: None in a process that runs one command. `jaxprtool serve` keeps targets.
+kept_targets: ContextVar[KeptTargets | None] = ContextVar("kept_targets", default=None)
 
 
 # --- groups of options ------------------------------------------------------------------------
@@ -308,13 +321,13 @@ class FunctionOptions:
             options = types, symbolic, axis_env, auto, explicit, virtual
             key = repr((self.target, self.args, self.tracing, options, _of_tracing(pipeline)))
             with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
-                entry, traced = (kept or {}).get(key, (None, None))
+                entry, traced = kept.earlier.pop(key, (None, None)) if kept else (None, None)
                 entry = entry or self._entry(pipeline, types, symbolic)
                 if not runs and (needless := entry.needless_work):
                     output.note(needless)
                 traced = traced or self.trace_entry(entry, pipeline, axis_env)
             if kept is not None:
-                kept[key] = entry, traced
+                kept.now.setdefault(key, (entry, traced))
             has_own = self._is_file and traced.program.meshes and not pipeline.partitions
             return traced if has_own else replace(traced, mesh_set=mesh_set)
 

@@ -17,9 +17,10 @@ from jaxprtool.errors import BackendError
 #: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
 
-#: Called if a command wants virtual devices, and JAX has started its devices before the command.
-on_late_devices: ContextVar[Callable[[], object]] = ContextVar(
-    "on_late_devices", default=lambda: None
+#: Called if JAX has started its devices, so that their number stays: with True before a command
+#: that wants another number, with False after a command that has set it.
+on_started_devices: ContextVar[Callable[[bool], object]] = ContextVar(
+    "on_started_devices", default=lambda is_late: None
 )
 
 
@@ -49,9 +50,10 @@ def _restore_at_end(*settings: str) -> None:
 def _restore(name: str, value: object) -> None:
     import jax
 
-    # The number of devices stays once they have started, which JAX reports as an error.
-    with contextlib.suppress(RuntimeError):
+    try:
         jax.config.update(name, value)
+    except RuntimeError:  # the number of devices stays once they have started
+        on_started_devices.get()(False)
 
 
 def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
@@ -118,7 +120,7 @@ def use_virtual_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
     except RuntimeError:  # JAX has started its devices
         if configured == -1 and not is_flag:
-            on_late_devices.get()()
+            on_started_devices.get()(True)
 
 
 def use_cache(wanted: bool) -> None:

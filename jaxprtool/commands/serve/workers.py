@@ -41,7 +41,7 @@ from typing import IO, Any, NamedTuple, NoReturn, TypeAlias
 from jaxprtool import registry
 from jaxprtool.cli import app, output, start
 from jaxprtool.cli.launch import TIMED_OUT
-from jaxprtool.cli.session import kept_targets
+from jaxprtool.cli.session import KeptTargets, kept_targets
 from jaxprtool.errors import UserFunctionError
 
 #: The seconds after which the server looks whether a fork has ended.
@@ -97,7 +97,7 @@ class Workers:
     def __init__(self, descriptors: Sequence[int] = ()):
         self._descriptors = descriptors
         self._waiting: dict[_Key, _Worker] = {}  # the least recently used first
-        self._apart: set[str] = set()  # commands that set the devices of their process
+        self._apart: set[_Key] = set()  # those of commands that set the devices of their process
         _import_commands()
 
     def answer(
@@ -120,13 +120,12 @@ class Workers:
             pipes = [other.pipe.fileno() for other in self._waiting.values()]
             worker = _Worker([*self._descriptors, *pipes])
         report, answer = worker.run(words, timeout)
+        if key is not None and (report.wants_other_devices or report.has_set_devices):
+            self._apart.add((words[0], *key[1:]))
+            key = self._key(words)
         if report.wants_other_devices:
             worker.end()
-            self._apart.add(words[0])
             return self.answer(words, timeout)
-        if report.has_set_devices and key is not None and words[0] not in self._apart:
-            self._apart.add(words[0])
-            key = self._key(words)
         if key is None or not report.stays:
             worker.end()
         else:
@@ -145,9 +144,9 @@ class Workers:
         targets = [options.get("target"), *([others] if isinstance(others, str) else others)]
         if not all(map(_is_function, targets)) or any(options.get(name) for name in _ALONE):
             return None
-        apart = words[0] if words[0] in self._apart else ""
         places = (target.partition(":")[0] for target in targets)
-        return apart, *(repr(options.get(name)) for name in _OF_PROCESS), *places
+        key = words[0], *(repr(options.get(name)) for name in _OF_PROCESS), *places
+        return key if key in self._apart else ("", *key[1:])
 
     def end(self) -> None:
         """End all forks."""
@@ -363,13 +362,15 @@ class _CommandRunner:
 
     def __init__(self, files: Sequence[int]):
         self._files = os.open(os.devnull, os.O_RDONLY), *files
-        self._kept: dict[str, Any] = {}
         self._imported_before = frozenset(sys.modules)
+        self._kept = KeptTargets()
+        self._is_used = self._has_set_devices = False
         kept_targets.set(self._kept)
+        start.on_started_devices.set(self._see_started_devices)
 
     def run(self, words: Sequence[str]) -> _ForkReport:
         """Run a command line."""
-        folder, devices = os.getcwd(), _devices()
+        folder, self._has_set_devices = os.getcwd(), False
         with self._streams():
             try:
                 code = app.run_command_line([*words])
@@ -377,7 +378,12 @@ class _CommandRunner:
                 return _ForkReport(0, wants_other_devices=True)
         self._prepare_next()
         stays = code in _STAYING and folder == os.getcwd()
-        return _ForkReport(code, stays, self._imported_files(), devices != _devices())
+        return _ForkReport(code, stays, self._imported_files(), self._has_set_devices)
+
+    def _see_started_devices(self, is_late: bool) -> None:
+        if is_late and self._is_used:
+            raise _OtherDevices
+        self._has_set_devices = not is_late
 
     @contextlib.contextmanager
     def _streams(self) -> Iterator[None]:
@@ -402,24 +408,16 @@ class _CommandRunner:
         jax.clear_caches()
         clear_caches()
         importlib.invalidate_caches()
-        start.on_late_devices.set(_refuse_devices)
-        for key, (_, traced) in list(self._kept.items()):
+        kept, self._is_used = self._kept, True
+        for key, (entry, traced) in {**kept.earlier, **kept.now}.items():
             arrays = (value for value in traced.values.values() if isinstance(value, jax.Array))
             if any(array.is_deleted() for array in arrays):  # a run has donated them
-                del self._kept[key]
+                kept.earlier.pop(key, None)
+            else:
+                kept.earlier[key] = entry, traced
+        kept.now.clear()
 
     def _imported_files(self) -> list[str]:
         modules = [sys.modules[name] for name in sys.modules.keys() - self._imported_before]
         files = (getattr(module, "__file__", None) for module in modules)
         return [os.path.abspath(file) for file in files if isinstance(file, str)]
-
-
-def _devices() -> tuple[object, ...]:
-    """Return the settings of JAX that hold from the start of its devices."""
-    import jax
-
-    return jax.config.values["jax_num_cpu_devices"], jax.config.values["jax_platforms"]
-
-
-def _refuse_devices() -> NoReturn:
-    raise _OtherDevices

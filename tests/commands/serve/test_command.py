@@ -238,3 +238,21 @@ def test_the_protocol_of_tools_needs_its_package(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = cli("serve", "--mcp")
     assert result.code == 2 and result.lines[1] == 'hint: pip install "jaxprtool[mcp]"'
+
+
+def test_a_command_traces_a_target_again_if_it_asks_twice(folder, capfd):
+    from jaxprtool.cli.session import FunctionOptions, KeptTargets, kept_targets
+    from jaxprtool.passes.framework.pipeline import Pipeline
+
+    kept = KeptTargets()
+    token = kept_targets.set(kept)
+    try:
+        times = []
+        for _ in range(2):
+            for _ in range(2):
+                FunctionOptions("functions.py:double").trace(Pipeline())
+                times.append(capfd.readouterr().err.count("traced"))
+            kept.earlier, kept.now = kept.now, {}
+    finally:
+        kept_targets.reset(token)
+    assert times == [1, 1, 0, 1]

@@ -17,10 +17,10 @@ from jaxprtool.errors import BackendError
 #: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
 
-#: Called if JAX has started its devices, so that their number stays: with True before a command
-#: that wants another number, with False after a command that has set it.
-on_started_devices: ContextVar[Callable[[bool], object]] = ContextVar(
-    "on_started_devices", default=lambda is_late: None
+#: Called with True if a command wants another number of devices than is set, and with False after a
+#: command whose number stays, because JAX has started its devices.
+on_other_devices: ContextVar[Callable[[bool], object]] = ContextVar(
+    "on_other_devices", default=lambda is_late: None
 )
 
 
@@ -53,7 +53,7 @@ def _restore(name: str, value: object) -> None:
     try:
         jax.config.update(name, value)
     except RuntimeError:  # the number of devices stays once they have started
-        on_started_devices.get()(False)
+        on_other_devices.get()(False)
 
 
 def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
@@ -114,13 +114,11 @@ def use_virtual_devices(count: int) -> None:
     _restore_at_end("jax_num_cpu_devices")
     is_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     configured = jax.config.values["jax_num_cpu_devices"]
-    if configured not in (-1, count):
-        return
-    try:
-        jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
-    except RuntimeError:  # JAX has started its devices
-        if configured == -1 and not is_flag:
-            on_started_devices.get()(True)
+    if configured != count:
+        on_other_devices.get()(True)
+    with contextlib.suppress(RuntimeError):  # JAX has started its devices
+        if configured in (-1, count):
+            jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
 
 
 def use_cache(wanted: bool) -> None:

@@ -366,7 +366,7 @@ class _CommandRunner:
         self._kept = KeptTargets()
         self._is_used = self._has_set_devices = False
         kept_targets.set(self._kept)
-        start.on_started_devices.set(self._see_started_devices)
+        start.on_other_devices.set(self._see_other_devices)
 
     def run(self, words: Sequence[str]) -> _ForkReport:
         """Run a command line."""
@@ -380,7 +380,7 @@ class _CommandRunner:
         stays = code in _STAYING and folder == os.getcwd()
         return _ForkReport(code, stays, self._imported_files(), self._has_set_devices)
 
-    def _see_started_devices(self, is_late: bool) -> None:
+    def _see_other_devices(self, is_late: bool) -> None:
         if is_late and self._is_used:
             raise _OtherDevices
         self._has_set_devices = not is_late

@@ -148,7 +148,7 @@ INNER_FLOORS = {
     "api": "program|jit methods targets vmap",
     "commands": "backends outline precision report vmap|opt reduce unzip|check explain show|record"
     "|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
-    "|browse emit memory nans shapecheck shardings watch",
+    "|browse emit memory nans serve shapecheck shardings skill watch",
     "cli": "main|app|errors launch session|options"
     "|completion pipeline_steps printed_results running start"
     "|config_file output",

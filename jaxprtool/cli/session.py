@@ -18,6 +18,7 @@ import shlex
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, is_dataclass, replace
 from functools import cached_property
 from math import prod
@@ -58,6 +59,25 @@ MeshSet = Callable[[], contextlib.AbstractContextManager[object]]
 
 #: The number of virtual devices for a module that needs several, if no mesh is given.
 _VIRTUAL_DEVICES = 8
+
+
+class KeptTargets:
+    """The targets that the commands of a process have traced, for those that follow.
+
+    A command takes each of them once: if it traces a target again, that is on purpose.
+
+    Attributes:
+        earlier: Those of earlier commands, by all that their programs depend on.
+        now: Those of the running command.
+    """
+
+    def __init__(self) -> None:
+        self.earlier: dict[str, tuple[Entry | ProgramEntry, TracedTarget]] = {}
+        self.now: dict[str, tuple[Entry | ProgramEntry, TracedTarget]] = {}
+
+
+#: None in a process that runs one command. `jaxprtool serve` keeps targets.
+kept_targets: ContextVar[KeptTargets | None] = ContextVar("kept_targets", default=None)
 
 
 # --- groups of options ------------------------------------------------------------------------
@@ -303,13 +323,19 @@ class FunctionOptions:
 
         def on_mesh(explicit: bool) -> TracedTarget:
             mesh_set = self.tracing.mesh_set(explicit, virtual)
+            kept = None if self._is_file else kept_targets.get()
+            options = types, symbolic, axis_env, auto, explicit, virtual
+            key = repr((self.target, self.args, self.tracing, options, _of_tracing(pipeline)))
             with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
-                entry = self._entry(pipeline, types, symbolic)
+                entry, traced = kept.earlier.pop(key, (None, None)) if kept else (None, None)
+                entry = entry or self._entry(pipeline, types, symbolic)
                 if not runs and (needless := entry.needless_work):
                     output.note(needless)
-                found = self.trace_entry(entry, pipeline, axis_env)
-            has_own = self._is_file and found.program.meshes and not pipeline.partitions
-            return found if has_own else replace(found, mesh_set=mesh_set)
+                traced = traced or self.trace_entry(entry, pipeline, axis_env)
+            if kept is not None:
+                kept.now.setdefault(key, (entry, traced))
+            has_own = self._is_file and traced.program.meshes and not pipeline.partitions
+            return traced if has_own else replace(traced, mesh_set=mesh_set)
 
         explicit = not (auto or self.tracing.has_specs)
         try:
@@ -595,6 +621,12 @@ def load_plugins(plugins: list[str] | None) -> None:
 
     for plugin in plugins or []:
         pipeline.load_plugin(plugin)
+
+
+def _of_tracing(pipeline: Pipeline) -> tuple[object, ...]:
+    """Return what the program of a TARGET, as traced, depends on in the passes that follow."""
+    symbolic = any(each.symbolic for each in pipeline.passes())
+    return pipeline.bound_axes, symbolic, bool(pipeline.steps), pipeline.partitions
 
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:

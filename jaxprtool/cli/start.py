@@ -7,7 +7,7 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
 from jaxprtool.cli import output
@@ -16,6 +16,12 @@ from jaxprtool.errors import BackendError
 
 #: Called when the command has ended.
 _at_end: ContextVar[contextlib.ExitStack] = ContextVar("_at_end")
+
+#: Called with True if a command wants another number of devices than is set, and with False after a
+#: command whose number stays, because JAX has started its devices.
+on_other_devices: ContextVar[Callable[[bool], object]] = ContextVar(
+    "on_other_devices", default=lambda is_late: None
+)
 
 
 @contextlib.contextmanager
@@ -44,20 +50,17 @@ def _restore_at_end(*settings: str) -> None:
 def _restore(name: str, value: object) -> None:
     import jax
 
-    # The number of devices stays once they have started, which JAX reports as an error.
-    with contextlib.suppress(RuntimeError):
+    try:
         jax.config.update(name, value)
+    except RuntimeError:  # the number of devices stays once they have started
+        on_other_devices.get()(False)
 
 
 def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     """Import and configure JAX, and warn about an unknown release."""
     on_progress("importing JAX")
-    # Imported objects stay alive, so garbage collection during the import is useless.
-    gc.disable()
-    with _interrupts_delayed():
+    with _interrupts_delayed(), _imports_frozen():
         from jaxprtool import jaxcompat
-    gc.freeze()
-    gc.enable()
     for path in _own_frames():
         jaxcompat.hide_frames(path)
     jaxcompat.keep_backend_probing_quiet()
@@ -111,6 +114,8 @@ def use_virtual_devices(count: int) -> None:
     _restore_at_end("jax_num_cpu_devices")
     is_flag = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     configured = jax.config.values["jax_num_cpu_devices"]
+    if configured != count:
+        on_other_devices.get()(True)
     with contextlib.suppress(RuntimeError):  # JAX has started its devices
         if configured in (-1, count):
             jax.config.update("jax_num_cpu_devices", -1 if is_flag else count)
@@ -143,6 +148,20 @@ def _own_frames() -> Iterator[str]:
     script = getattr(sys.modules["__main__"], "__file__", None) or ""
     if os.path.basename(script).partition(".")[0] == "jaxprtool":
         yield script
+
+
+@contextlib.contextmanager
+def _imports_frozen() -> Iterator[None]:
+    """Pause the garbage collector during the first import of JAX, whose objects stay alive."""
+    if "jaxprtool.jaxcompat" in sys.modules:
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 @contextlib.contextmanager

@@ -75,6 +75,7 @@ WITHOUT_DEVICES = """
     shapecheck m.py:f f32[n],f32[n] f32[n]
     lint m.py:f
     explain dce
+    skill
     check
 """
 
@@ -84,6 +85,7 @@ OTHERS = """
     backends --json
     run m.py:f --host-devices 2
     record script.py -o run --overwrite
+    serve
 """
 
 FILES = {

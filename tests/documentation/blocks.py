@@ -13,6 +13,7 @@ PAGES = {
     for path in (
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
+        ROOT / "jaxprtool" / "commands" / "skill" / "SKILL.md",
         *sorted((ROOT / "docs").rglob("*.md")),
     )
 }

@@ -103,10 +103,15 @@ loss = { target = "samples/rnn.py:loss", flops = "1 GFLOP" }
 
 
 def examples():
-    for path in sorted((ROOT / "jaxprtool" / "cli").glob("*.py")):
+    for path in sorted((ROOT / "jaxprtool" / "commands").rglob("*.py")):
         for line in path.read_text().splitlines():
             if line.startswith("      jaxprtool "):
                 yield line.strip()
+
+
+def test_each_command_has_an_example():
+    ours = {name for name, command in commands().items() if command.run.startswith("jaxprtool.")}
+    assert {line.split()[1] for line in examples()} >= ours - {"serve"}  # which reads stdin
 
 
 @pytest.mark.proof

@@ -342,7 +342,7 @@ def test_a_flame_graph_zooms_is_searched_and_leads_to_the_source_and_back(opened
     page.one(".icicle [role=tab]:nth-child(2)").click()
     assert page.one("[aria-selected=true]").text == "bytes"
     page.one("#f0-6 a").click()
-    assert {frame.split(" ")[0] for frame in page.texts(".flames > .hit")} == {"model.py:6"}
+    assert {frame.split(" ")[0] for frame in page.texts(".flames > .match")} == {"model.py:6"}
     assert page.one("#report-summary").is_displayed()
 
 

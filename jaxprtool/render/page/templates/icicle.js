@@ -65,7 +65,7 @@ class Flames {
     this.root = this.frames[0];
     for (const frame of this.frames) this.make(frame);
     this.box.replaceChildren(...this.frames.map((frame) => frame.node));
-    this.shareLines(lines);
+    if (!graphs.length || graphs.includes(this)) this.shareLines(lines);
     this.zoom(this.frames.find((frame) => frame.path === path) ?? this.root);
     this.search();
   }
@@ -122,6 +122,8 @@ class Flames {
     if (!frame) return card.matches(":popover-open") && card.hidePopover();
     const inside = this.top.parent && at.amount < this.top.amount ? `, ${percent(at.amount, this.top.amount)} of ${this.top.name}` : "";
     showCard(frame.node, at.name, `${at.text}${exact}`, `${share} of ${this.root.name}${inside}`, codeOf(at.line));
+    const above = frame.node.getBoundingClientRect().top - card.offsetHeight - 4;  // not over the frames inside
+    if (above > 0) card.style.top = `${above}px`;
   }
 
   click(frame) {
@@ -173,7 +175,7 @@ class Flames {
       frame.counted = hit || Boolean(frame.parent?.counted);
       if (hit) hits++;
       if (hit && !frame.parent?.counted) amount += frame.amount;
-      frame.node.classList.toggle("hit", hit);
+      frame.node.classList.toggle("match", hit);
     }
     this.box.classList.toggle("searched", Boolean(matches));
     this.found.value = matches ? `${count(hits, "frame")}, ${percent(amount, this.root.amount)}` : "";
@@ -208,7 +210,8 @@ document.querySelector("#tables ~ aside small:not(:empty)")?.scrollIntoView({ bl
 
 document.addEventListener("click", (event) => {
   const line = event.target.closest("aside pre > span");
-  if (line && graphs.filter((graph) => graph.showLine(line.id)).length) event.preventDefault();
+  const shown = line ? graphs.filter((graph) => graph.showLine(line.id)) : [];
+  if (shown.length && element("view-equations")) event.preventDefault();  // stay on the summary
 });
 document.addEventListener("keydown", (event) => {
   const graph = graphs.find((graph) => graph.figure.checkVisibility());

@@ -454,8 +454,8 @@ def memory_icicle(
     amounts: defaultdict[views.FramePath, int] = defaultdict(int)
     for value in usage.peak_values:
         top = _TOP_FRAMES.get(value.kind, "temporaries")
-        if value.name:  # `params`, `['layers']`, `[0]`
-            path = re.split(r"(?=[\[.])", value.name)
+        if value.name:
+            path = re.findall(r"[^\[\]'\".]+", value.name)
         else:
             functions = (level.name for level in function_levels(value.frames[::-1], reader))
             path = [*functions, value.source.partition(BEHIND)[0]]

@@ -406,7 +406,7 @@ def test_a_flame_graph_has_the_values_live_at_the_peak():
     top = {frame.name: frame for frame in graph.root.inside}
     assert top["arguments"].amount == usage.argument_bytes
     (params, _) = top["arguments"].inside
-    assert [params.name, params.inside[0].name] == ["params", "['w']"]
+    assert [params.name, params.inside[0].name] == ["params", "w"]
     (function,) = top["temporaries"].inside
     assert function.name == "loss" and function.inside[0].name == "layer"
     assert line(layer, 1) in function.inside[0].inside[0].name

@@ -524,10 +524,11 @@ def cost_by_frame(program: Program | AnyJaxpr) -> list[FrameCost]:
     jaxpr, frames = about.jaxpr, frames_now(about.roots)
     grouping = ByFrame(ByScope(jaxpr, about.roots), ByLine(LineReader(frames)))
     sums = Sums(BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE)), grouping)[jaxpr]
-    return [
-        FrameCost((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally.most)
+    by_path = _merged(
+        ((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally)
         for (scope, line), tally in sums.items()
-    ]
+    )
+    return [FrameCost(path, tally.most) for path, tally in by_path.items()]
 
 
 class ByFrame:

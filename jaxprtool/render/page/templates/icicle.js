@@ -206,7 +206,6 @@ const drawGraphs = (within) => {
   for (const figure of within.querySelectorAll(".icicle[hidden]")) new Flames(figure);
 };
 drawGraphs(document);
-document.querySelector("#tables ~ aside small:not(:empty)")?.scrollIntoView({ block: "center" });
 
 document.addEventListener("click", (event) => {
   const line = event.target.closest("aside pre > span");

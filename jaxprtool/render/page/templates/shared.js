@@ -46,3 +46,5 @@ function showCard(at, ...lines) {
   card.style.left = Math.max(4, Math.min(box.left, innerWidth - size.width - 8)) + "px";
   card.style.top = (below ? box.bottom + 4 : box.top - size.height - 4) + "px";
 }
+
+document.querySelector("aside small:not(:empty)")?.scrollIntoView({ block: "center" });

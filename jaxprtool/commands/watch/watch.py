@@ -646,12 +646,14 @@ class LineReads:
         eqn, around = result.eqn, result.around
         todo = [_ReadValue(self._homes[id(eqn)], eqn.outvars[result.number], around, eqn)]
         line, backward = self._place((*around, eqn))
-        seen = set[Var]()
+        seen = set[tuple[Var, str]]()
         while todo:
             value = todo.pop()
-            if value.var in seen:
+            # A body of a library is on each line that calls it.
+            key = value.var, self._source(value.around) if value.around else ""
+            if key in seen:
                 continue
-            seen.add(value.var)
+            seen.add(key)
             results = self._flow.results(value.jaxpr, value.var)
             readers = self._flow.readers(value.jaxpr, value.var)
             if not readers and not (results and value.around):

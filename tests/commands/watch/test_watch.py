@@ -151,6 +151,16 @@ def looping(x):
     return lax.scan(lambda x, _: (jnp.tanh(x * 2.0), None), x, length=3)[0]
 
 
+def test_a_value_that_a_library_reads_on_another_line_is_no_intermediate():
+    def function(x):
+        both, later = jnp.sin(x), lambda x: jax.nn.silu(x)
+        y = jax.nn.silu(both)
+        return y + later(both)
+
+    (sin,) = (row for row in rows(function, X) if "sin" in row.primitives)
+    assert not sin.intermediate
+
+
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("function", [recurrent, calling, reshaped, looping])
 def test_a_line_that_runs_again_reads_values_and_no_intermediates(function, gradient):

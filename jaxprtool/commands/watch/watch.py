@@ -595,9 +595,10 @@ class RowCollector:
             path = self._frames.path_of(result.around) if self._by == "equation" else ()
             code = self._frames.code_of(eqns) if source else ""
             place = self._order[id(eqn)]
-            self._groups[key] = _RowAttributes(
-                name, source, code, backward, intermediate, path, place
-            )
+            group = _RowAttributes(name, source, code, backward, intermediate, path, place)
+            if self._by == "line" and (other := self._groups.get((*key[:-1], not intermediate))):
+                group.behind = other.behind  # a line has the same name in both rows
+            self._groups[key] = group
         group = self._groups[key]
         group.behind[behind + library] = None
         group.place = min(group.place, self._order[id(eqn)])

@@ -1,16 +1,19 @@
-"""Tables, curves and facts as the views of a page show them.
+"""Tables, curves, flame graphs and facts as the views of a page show them.
 
-A view consists of sortable tables and of curves, with the contents of the terminal's tables. The
-user's lines link to the source.
+A view consists of sortable tables and of curves, with the contents of the terminal's tables. A
+flame graph shows the numbers of a table by scope and line. The user's lines link to the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.meshes import partitioner_note
+from jaxprtool.ir.paths import alike
 
 if TYPE_CHECKING:
     from jaxprtool.render.page import SourceLink
@@ -54,20 +57,65 @@ class Table(NamedTuple):
 
 
 class CurveStep(NamedTuple):
-    """A level part of a curve: its start, end and height, and its description."""
+    """A level part of a curve: its start, end and height, its description and its line."""
 
     left: float
     right: float
     top: float
     text: str
+    link: SourceLink | None = None
 
 
 class Curve(NamedTuple):
-    """A curve: its title, its parts, and the marks of its axis with their heights."""
+    """A curve.
+
+    Attributes:
+        label: Its title.
+        steps: Its parts.
+        marks: The marks of its axis, with their heights.
+        peak: Its highest part.
+        at_peak: What is there, the largest first.
+    """
 
     label: str
     steps: Sequence[CurveStep]
     marks: Sequence[tuple[float, str]]
+    peak: CurveStep
+    at_peak: Sequence[Cell]
+
+
+class IcicleFrame(NamedTuple):
+    """A frame of a flame graph.
+
+    Attributes:
+        name: A scope, a function, a line, or the number of frames that are too small to be shown.
+        amount: Its amount, which includes those of the frames inside.
+        text: The amount as text.
+        line: The id of its source line, or of another place on the page; "" if it has none.
+        inside: The frames inside, the largest first.
+    """
+
+    name: str
+    amount: float
+    text: str
+    line: str
+    inside: Sequence[IcicleFrame]
+
+
+class Icicle(NamedTuple):
+    """A flame graph of one quantity, drawn from the root down.
+
+    Attributes:
+        quantity: The quantity: `FLOPs`.
+        root: The whole.
+        note: What to know about the amounts; "" if there is nothing.
+        lines: The amount of each source line, by its id.
+    """
+
+    quantity: str
+    root: IcicleFrame
+    note: str
+    lines: Mapping[str, float]
 
 
 class PageView(NamedTuple):
@@ -107,6 +155,86 @@ def share(part: Any, whole: Any) -> Cell:
     """Return the cell of a share of a whole; empty if either is symbolic or unknown."""
     percent = 100 * part / whole if type(part) is type(whole) is int and whole else None
     return Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent)
+
+
+# --- flame graphs ---------------------------------------------------------------------------------
+
+#: Frames with a smaller share of the whole are merged, so that a page has few frames of a depth.
+_LEAST_FRAME = 0.001
+
+#: Scopes with a smaller share are merged with those whose names differ only in numbers.
+_LEAST_ALIKE = 0.02
+
+#: The number of scopes around a line that are shown.
+_MOST_SCOPES = 40
+
+#: A path to an amount: the scopes, the outermost first, and the line.
+FramePath = tuple[str, ...]
+
+
+def icicle(
+    quantity: str,
+    root: str,
+    amounts: Mapping[FramePath, float],
+    text: Callable[[float], str],
+    link: Callable[[str], SourceLink | None],
+    note: str = "",
+) -> Icicle | None:
+    """Return the flame graph of a quantity; None if nothing has any.
+
+    Args:
+        quantity: The quantity: `FLOPs`.
+        root: The name of the whole.
+        amounts: The amount of each path, without those of the paths that it begins.
+        text: Writes an amount.
+        link: Returns the place of a frame on the page, by the name of the frame.
+        note: What to know about the amounts.
+    """
+    whole = sum(amounts.values())
+    if not whole:
+        return None
+    rows = [
+        ((*path[:-1][:_MOST_SCOPES], path[-1]), amount)
+        for path, amount in amounts.items()
+        if amount
+    ]
+
+    def frame(name: str, rows: Sequence[tuple[FramePath, float]]) -> IcicleFrame:
+        inside: defaultdict[str, list[tuple[FramePath, float]]] = defaultdict(list)
+        for path, amount in rows:
+            if path:
+                inside[path[0]].append((path[1:], amount))
+
+        def kind(name: str) -> str:
+            is_scope = any(path for path, _ in inside[name])
+            return "" if is_scope and _sum(inside[name]) < _LEAST_ALIKE * whole else name
+
+        frames = [
+            frame(group.path, [row for name in group.items for row in inside[name]])
+            for group in alike(inside, str, kind)
+        ]
+        frames.sort(key=lambda inner: -inner.amount)
+        large = [inner for inner in frames if inner.amount >= _LEAST_FRAME * whole]
+        if len(large) < len(frames):
+            rest = sum(inner.amount for inner in frames[len(large) :])
+            label = f"{len(frames) - len(large):,} under {_LEAST_FRAME:.1%}"
+            large.append(IcicleFrame(label, rest, text(rest), "", ()))
+        amount = _sum(rows)
+        return IcicleFrame(name or "unknown line", amount, text(amount), line_id(name), large)
+
+    @cache
+    def line_id(name: str) -> str:
+        place = link(name)
+        return "" if place is None else place.line
+
+    lines: defaultdict[str, float] = defaultdict(float)
+    for path, amount in rows:
+        lines[next(filter(None, map(line_id, reversed(path))), "")] += amount
+    return Icicle(quantity, frame(root, rows), note, lines)
+
+
+def _sum(rows: Iterable[tuple[FramePath, float]]) -> float:
+    return sum(amount for _, amount in rows)
 
 
 def partitioner_notes(results: Sequence[Any], split: str | None) -> list[str]:

@@ -320,6 +320,32 @@ def test_a_report_begins_with_its_summary(opened):
     assert page.one("aside :target").is_displayed() and page.one("#report-summary").is_displayed()
 
 
+def test_a_flame_graph_zooms_is_searched_and_leads_to_the_source_and_back(opened):
+    page = opened("report.html")
+    assert page.texts(".icicle [role=tab]") == ["FLOPs", "bytes", "live at the peak"]
+    assert page.one(".flames > [aria-level='1']").text.startswith("loss 100.0%")
+    line = page.one(".flames > [aria-label^='model.py:6,']")
+    whole = page.one(".flames").rect["width"]
+    assert line.rect["width"] < 0.9 * whole
+    line.click()
+    assert line.rect["width"] == pytest.approx(whole, abs=2)
+    assert "model.py:6" in page.one(".icicle .said").text
+    assert 'jnp.tanh(x @ params["w"])' in page.one("aside .sel").text
+    page.keys(Keys.ARROW_UP)
+    page.keys(Keys.ESCAPE)
+    assert page.one(".icicle .said").text.endswith("table")
+    page.one("body").send_keys("/")
+    page.keys("tanh")
+    frames, share = page.one(".icicle output").text.split(", ")
+    assert frames == "2 frames" and share == page.one("#f0-6 small").get_attribute("data-share")
+    page.keys(Keys.ESCAPE)
+    page.one(".icicle [role=tab]:nth-child(2)").click()
+    assert page.one("[aria-selected=true]").text == "bytes"
+    page.one("#f0-6 a").click()
+    assert {frame.split(" ")[0] for frame in page.texts(".flames > .match")} == {"model.py:6"}
+    assert page.one("#report-summary").is_displayed()
+
+
 def test_columns_of_a_report_can_be_sorted(opened):
     page = opened("report.html")
     page.one("#view-cost").click()

@@ -518,6 +518,58 @@ class ByScope:
         return self.key(item, body) + key
 
 
+# --- frames ---------------------------------------------------------------------------------------
+# Estimate the cost of each line in each scope, for flame graphs.
+
+
+class FrameCost(NamedTuple):
+    """The cost of a line in a scope, with the most expensive branch of each `cond`.
+
+    Attributes:
+        path: The scopes, the outermost first, and the line; "" if the line is unknown.
+        work: Their cost.
+    """
+
+    path: tuple[str, ...]
+    work: Work
+
+
+@without_collector()
+def cost_by_frame(program: Program | AnyJaxpr) -> list[FrameCost]:
+    """Estimate the cost of a program by scope and line."""
+    about = program_signature(program)
+    jaxpr, frames = about.jaxpr, frames_now(about.roots)
+    grouping = ByFrame(ByScope(jaxpr, about.roots), ByLine(LineReader(frames)))
+    sums = Sums(BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE)), grouping)[jaxpr]
+    by_path = _merged(
+        ((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally)
+        for (scope, line), tally in sums.items()
+    )
+    return [FrameCost(path, tally.most) for path, tally in by_path.items()]
+
+
+class ByFrame:
+    """Groups by scope and by line.
+
+    Args:
+        scopes: Groups by scope.
+        lines: Groups by line.
+    """
+
+    def __init__(self, scopes: ByScope, lines: ByLine) -> None:
+        self._scopes, self._lines = scopes, lines
+
+    def key(self, item: Item, body: CostedBody) -> tuple[tuple[str, ...], Line | None]:
+        return self._scopes.key(item, body), self._lines.key(item, body)
+
+    def lifted(
+        self, key: Key, item: Item, body: CostedBody, number: int
+    ) -> tuple[tuple[str, ...], Line | None]:
+        scope, line = key
+        lifted = self._scopes.lifted(scope, item, body, number)
+        return lifted, self._lines.lifted(line, item, body, number)
+
+
 # --- arguments ------------------------------------------------------------------------------------
 
 #: The positions of the arguments of a body whose elements a value holds.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -32,7 +32,7 @@ from jaxprtool.render.terminal.tables import (
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.devices import DeviceSpec
-    from jaxprtool.commands.cost.estimate import Cost, Group
+    from jaxprtool.commands.cost.estimate import Cost, FrameCost, Group
     from jaxprtool.commands.shardings.partitions import Shardings
     from jaxprtool.commands.source.lines import Source
 
@@ -368,6 +368,33 @@ def _cost_row(program_cost: Cost, group: Group, line_of: views.Lines) -> list[vi
             indent=max(len(group.path) - 1, 0),
         ),
     ]
+
+
+def cost_icicles(
+    program_cost: Cost, frames: Sequence[FrameCost], line_of: views.Lines
+) -> list[views.Icicle]:
+    """Return the flame graphs of the FLOPs and the bytes of a program; none of symbolic sizes."""
+    if is_symbolic(program_cost.total):
+        return []
+    total = program_cost.total.work
+    flops = {frame.path: frame.work.flops + frame.work.transcendentals for frame in frames}
+    size = {frame.path: frame.work.bytes for frame in frames}
+    most = total.flops + total.transcendentals
+    special = "with transcendentals, as in the shares of the table" if total.transcendentals else ""
+    pairs = (
+        (flops, "FLOPs", partial(with_prefix, unit="FLOP"), most, special),
+        (size, "bytes", in_bytes, total.bytes, ""),
+    )
+    graphs = []
+    for amounts, quantity, text, whole, remark in pairs:
+        notes = [remark]
+        if sum(amounts.values()) != whole:
+            notes.append(f"all branches of conditionals; a run takes at most {text(whole)}")
+        if program_cost.total.per_round:
+            notes.append("one iteration of each loop whose number of iterations is unknown")
+        note = "; ".join(filter(None, notes))
+        graphs.append(views.icicle(quantity, program_cost.name, amounts, text, line_of, note))
+    return [graph for graph in graphs if graph is not None]
 
 
 @document(optional=("compiled",))

@@ -49,6 +49,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 __all__ = ["Live", "Memory", "Point", "memory", "outlined_memory", "temporary_memory"]
 
 
+@document(without=("peak_values",))
 @dataclass(frozen=True)
 class Memory(Printed):
     """The memory that a program needs.
@@ -70,6 +71,7 @@ class Memory(Printed):
         unused_donations: The donated arguments whose memory no result can use.
         unknown: The number of equations of each primitive whose memory is not counted, besides that
             of their operands and results.
+        peak_values: The values of `live`, one by one.
     """
 
     name: str
@@ -85,6 +87,7 @@ class Memory(Printed):
     left_to_partitioner: tuple[str, ...] = ()
     unused_donations: tuple[UnusedDonation, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
+    peak_values: tuple[Live, ...] = field(default=(), repr=False)
 
 
 @without_collector()
@@ -115,6 +118,7 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     donated = _size([about.outputs[position] for position in by_result])
     base = arguments + results + constants - donated
     points = curve(body, base, frames)
+    peak_values = tuple(_alive(about, constant_values, body, frames, by_result))
     return Memory(
         about.name,
         base + body.peak,
@@ -124,11 +128,12 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         body.peak,
         donated,
         max(points, key=lambda point: point.bytes),
-        grouped_live_values(_alive(about, constant_values, body, frames, by_result)),
+        grouped_live_values(peak_values),
         points,
         left_to_partitioner(program),
         lent.unused,
         dict(bodies.unknown),
+        peak_values,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import io
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -14,6 +16,8 @@ from rich.text import Text
 
 from jaxprtool.errors import OutputError
 from jaxprtool.ir.documents import document, in_bytes, plural, times
+from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.scopes import function_levels
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import (
@@ -349,8 +353,8 @@ def _note(buffer: PeakBuffer, line: str) -> str:
 # The view of a page: sortable tables, with the contents of those of the terminal.
 
 
-#: The width and height of a curve in units of its picture.
-_SCALE = 1000
+#: The width and height of a curve in units of its picture, and the number of values at its peak.
+_SCALE, _AT_PEAK = 1000, 3
 
 
 def memory_view(
@@ -368,7 +372,7 @@ def memory_view(
             ),
         ],
         [_memory_table(usage, line_of) for usage in usages],
-        list(map(_page_curve, usages)),
+        [_page_curve(usage, line_of) for usage in usages],
     )
 
 
@@ -403,7 +407,7 @@ def _live_row(live: Live, peak: int, line_of: views.Lines) -> list[views.Cell]:
     ]
 
 
-def _page_curve(usage: Memory) -> views.Curve:
+def _page_curve(usage: Memory, line_of: views.Lines) -> views.Curve:
     """Return the curve of bytes over the equations in execution order."""
     points, highest = usage.curve, max(usage.peak_bytes, 1)
     last = points[-1].position + 1
@@ -412,12 +416,52 @@ def _page_curve(usage: Memory) -> views.Curve:
     for point, end in zip(points, ends, strict=True):
         left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
         top = round(_SCALE * (1 - point.bytes / highest), 1)
-        steps.append(
-            views.CurveStep(left, right, top, f"{in_bytes(point.bytes)} {point_text(point)}")
-        )
+        text = f"{in_bytes(point.bytes)} {point_text(point)}"
+        link = views.linked(point.source, line_of)
+        steps.append(views.CurveStep(left, right, top, text, link))
     label = f"{usage.name}: memory from the first equation to the last"
     axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
-    return views.Curve(label, steps, axis)
+    largest = [
+        views.Cell(
+            f"{in_bytes(live.bytes)} {views.joined(live_texts(live))}",
+            link=views.linked(live.source, line_of),
+        )
+        for live in usage.live[:_AT_PEAK]
+    ]
+    return views.Curve(label, steps, axis, steps[points.index(usage.at)], largest)
+
+
+#: The top frame of a live value, by its kind.
+_TOP_FRAMES = {
+    "argument": "arguments",
+    "constant": "constants",
+    "result": "results",
+    "room": "results",
+}
+
+
+def memory_icicle(
+    usage: Memory, roots: Sequence[Root], line_of: views.Lines
+) -> views.Icicle | None:
+    """Return the flame graph of the values live at the peak: by kind, function, line, and type.
+
+    Args:
+        usage: The memory of a program.
+        roots: The folders of the user's files, as the `Program` has them.
+        line_of: Returns a line of a displayed file by name.
+    """
+    reader = frames_now(roots)
+    amounts: defaultdict[views.FramePath, int] = defaultdict(int)
+    for value in usage.peak_values:
+        top = _TOP_FRAMES.get(value.kind, "temporaries")
+        if value.name:
+            path = re.findall(r"[^\[\]'\".]+", value.name)
+        else:
+            functions = (level.name for level in function_levels(value.frames[::-1], reader))
+            path = [*functions, value.source.partition(BEHIND)[0]]
+        amounts[top, *path, views.joined((value.primitive, value.type))] += value.bytes
+    note = "functions and lines that compute the values"
+    return views.icicle("live at the peak", usage.name, amounts, in_bytes, line_of, note)
 
 
 def memory_line(memory: TemporaryMemory) -> str:

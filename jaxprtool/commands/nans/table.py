@@ -43,8 +43,9 @@ def first_found(search: NanSearch, width: int) -> Rendering:
     parts.append(facts_table(_facts(first)))
     if first.operands:
         parts += [Text(), _values("operands", first.operands)]
-        if first.way and first.way != first.operands:
-            parts += [Text(), _values("earlier values, nearest first", first.way)]
+        earlier = [value for value in first.way if value not in first.operands]
+        if earlier:
+            parts += [Text(), _values("earlier values, nearest first", earlier)]
     others = len(search.found) - 1
     if others:
         verb = "makes" if others == 1 else "make"

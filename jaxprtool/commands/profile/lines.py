@@ -165,7 +165,7 @@ class Peaks:
 
 
 @document(
-    without=("stacks", "trace"),
+    without=("frames", "stacks", "trace"),
     also=("moved_bytes",),
     optional=("plain_seconds", "peaks", "flops_per_second", "devices", "moved_bytes"),
 )
@@ -193,6 +193,8 @@ class Profile(Printed):
             the peak, which no program achieves.
         peaks: The highest rates of its device; None if they are unknown.
         devices: The number of devices that exchange values; None if there are no collectives.
+        frames: The whole time by scope and line, the outermost scope first, for flame graphs of the
+            user's code. The line is "" if it is unknown.
         stacks: The time by call stack, for flame graphs.
         trace: The recorded trace.
     """
@@ -214,6 +216,7 @@ class Profile(Printed):
     is_above_peak: bool = False
     peaks: Peaks | None = None
     devices: int | None = None
+    frames: Mapping[tuple[str, ...], float] = field(default_factory=dict, repr=False)
     stacks: Mapping[tuple[tuple[UserFrame, ...], str], float] = field(
         default_factory=dict, repr=False
     )
@@ -344,6 +347,7 @@ class _OperationRuns:
             without,
             self._trace.is_cut,
             devices=None if self._moved is None else self._moved.devices,
+            frames=self._by_frame(without),
             stacks=self._stacks(),
             trace=self._trace,
         )
@@ -432,10 +436,27 @@ class _OperationRuns:
                     lines[kind][line] += seconds
         for kind, seconds in times.items():
             yield OwnWork(kind, seconds, seconds / self._wall, _largest(lines[kind])[:3])
+        for kind, seconds in self._without_operation(explained).items():
+            yield OwnWork(kind, seconds, seconds / self._wall, ())
+
+    def _without_operation(self, explained: float) -> dict[str, float]:
+        """Return the time in which no operation ran, by kind."""
         rest = self._wall - explained - sum(self._host.values())
-        for kind, seconds in {**self._host, "idle": max(rest, 0.0)}.items():
-            if seconds:
-                yield OwnWork(kind, seconds, seconds / self._wall, ())
+        times = {**self._host, "idle": max(rest, 0.0)}
+        return {kind: seconds for kind, seconds in times.items() if seconds}
+
+    def _by_frame(self, without_module: float) -> dict[tuple[str, ...], float]:
+        frames: defaultdict[tuple[str, ...], float] = defaultdict(float)
+        for part in self._parts:
+            frames[*part.origin.scope, self._line_name(part.origin.line)] += part.seconds
+        if without_module:
+            frames["operations of unknown modules",] = without_module
+        for kind, seconds in self._without_operation(sum(self._times.values())).items():
+            frames["no operation", kind] = seconds
+        return dict(frames)
+
+    def _line_name(self, line: Line | None) -> str:
+        return "" if line is None else f"{self._frames.path(line.file)}:{line.line}"
 
     def _stacks(self) -> dict[tuple[tuple[UserFrame, ...], str], float]:
         stacks: defaultdict[tuple[tuple[UserFrame, ...], str], float] = defaultdict(float)

@@ -10,7 +10,7 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import duration
 from jaxprtool.render.page import PageSources, environment, hash_of, static_files
 from jaxprtool.render.terminal.listing import ShowOptions
-from jaxprtool.render.views import Cell, Lines, Table, page_table
+from jaxprtool.render.views import Cell, Icicle, Lines, Table, icicle, page_table
 
 if TYPE_CHECKING:
     from jaxprtool.commands.profile.lines import By, Profile, Timed
@@ -28,7 +28,7 @@ def profile_page(profile: Profile) -> str:
     texts = {path: code for path, file in files.items() if (code := source_text.file_text(file))}
     changed = [path for path, file in files.items() if source_text.reason(file)]
     sources = PageSources(ShowOptions(), True, (), texts)
-    script = static_files("shared.js")
+    script = static_files("shared.js", "icicle.js")
     tables = [_groups(profile, by, sources.line_of) for by in _SHOWN]
     return (
         environment()
@@ -36,14 +36,22 @@ def profile_page(profile: Profile) -> str:
         .render(
             title=title(profile),
             notes=[*profile_notes(profile), *map(source_text.citation_note, changed)],
+            icicles=[graph] if (graph := time_icicle(profile, sources.line_of)) else [],
             tables=[*tables, _operations(profile, sources.line_of), _own(profile, sources.line_of)],
             files=sources.files(),
             times={line.name: line for line in profile.lines},
-            css=static_files("listing.css", "page.css"),
+            css=static_files("listing.css", "page.css", "icicle.css"),
             script=script,
             script_hash=hash_of(script),
         )
     )
+
+
+def time_icicle(profile: Profile, line_of: Lines) -> Icicle | None:
+    """Return the flame graph of the time of a call, by scope and line."""
+    note = "the parts of fusions are estimated" if any(t.is_split for t in profile.lines) else ""
+    name, seconds = profile.name, profile.frames
+    return icicle("measured time", name, seconds, duration, line_of, note)
 
 
 def _groups(profile: Profile, by: By, line_of: Lines) -> Table:

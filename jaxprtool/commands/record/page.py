@@ -15,8 +15,8 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxprtool.commands.cost.table import cost_view
-from jaxprtool.commands.memory.table import memory_view
+from jaxprtool.commands.cost.table import cost_icicles, cost_view
+from jaxprtool.commands.memory.table import memory_icicle, memory_view
 from jaxprtool.commands.record.table import (
     command_text,
     count_text,
@@ -31,6 +31,7 @@ from jaxprtool.commands.record.table import (
 )
 from jaxprtool.ir.documents import duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
+from jaxprtool.ir.paths import unique
 from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.render.page import (
@@ -46,11 +47,11 @@ from jaxprtool.render.page import (
 from jaxprtool.render.reports.programs import facts as size_facts
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
-from jaxprtool.render.views import Cell, PageView, Table
+from jaxprtool.render.views import Cell, FramePath, Icicle, PageView, Table, icicle
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
-    from jaxprtool.commands.cost.estimate import Cost
+    from jaxprtool.commands.cost.estimate import Cost, FrameCost
     from jaxprtool.commands.cost.rules import Work
     from jaxprtool.commands.memory.estimate import Memory
     from jaxprtool.recording.recorded_run import (
@@ -89,6 +90,7 @@ class Details(NamedTuple):
         works: The costs of its equations, at every depth, by `id`.
         cost: Its cost by line; None to leave it out.
         memory: Its memory, or why it is unknown; None to leave it out.
+        frames: Its cost by scope and line.
     """
 
     program: Program
@@ -96,6 +98,7 @@ class Details(NamedTuple):
     works: Mapping[int, Work] = MappingProxyType({})
     cost: Cost | None = None
     memory: Memory | str | None = None
+    frames: Sequence[FrameCost] = ()
 
 
 def with_listing(run: Run, most: int = MOST_EQUATIONS) -> list[Compilation]:
@@ -285,7 +288,7 @@ class _Page:
         self._numbers = {file: i for i, file in enumerate(self._listings)}
 
     def render(self, differences: Mapping[str, str], trace: str) -> str:
-        run, script = self._run, static_files("shared.js", "pointing.js", "record.js")
+        run, script = self._run, static_files("shared.js", "pointing.js", "record.js", "icicle.js")
         rows = [self._row(i, function) for i, function in enumerate(run.functions)]
         return (
             environment()
@@ -301,6 +304,7 @@ class _Page:
                 rows=rows,
                 parts=[self._part(function) for function in run.functions],
                 listings=list(self._listings.values()),
+                icicles=list(filter(None, [self._compile_icicle()])),
                 steps=self._steps_table(),
                 reasons=self._reasons_table(),
                 tables=list(self._tables()),
@@ -312,7 +316,7 @@ class _Page:
                 place=self._link,
                 differences=differences,
                 trace=trace,
-                css=static_files("listing.css", "page.css", "record.css"),
+                css=static_files("listing.css", "page.css", "icicle.css", "record.css"),
                 script=script,
                 script_hash=hash_of(script),
             )
@@ -445,6 +449,7 @@ class _Page:
             shown = _ShownProgram(at, name, size_facts(detail.size), (), rows)
             html = template.render(
                 programs=[shown],
+                icicles=list(filter(None, self._icicles(detail))),
                 views=list(self._views(detail)),
                 titles=False,
                 at=at,
@@ -458,6 +463,38 @@ class _Page:
             yield cost_view([detail.cost], self._sources.line_of)
         if detail.memory is not None:
             yield memory_view([detail.memory], self._sources.line_of)
+
+    # --- flame graphs ---------------------------------------------------------------------------
+
+    def _icicles(self, detail: Details) -> Iterator[Icicle | None]:
+        """Yield the flame graphs of a program."""
+        if detail.cost is not None:
+            yield from cost_icicles(detail.cost, detail.frames, self._sources.line_of)
+        if detail.memory is not None and not isinstance(detail.memory, str):
+            yield memory_icicle(detail.memory, detail.program.roots, self._sources.line_of)
+
+    def _compile_icicle(self) -> Icicle | None:
+        """Return the compile time by function, the line that called it, program and stage."""
+        seconds = defaultdict[FramePath, float](float)
+        functions = self._run.functions
+        names = unique([one_line(function.name, _LONGEST) for function in functions])
+        places = {name: SourceLink(name, "", f"fn{i}") for i, name in enumerate(names)}
+        for name, function in zip(names, functions, strict=True):
+            for compilation in function.compilations:
+                path = name, one_line(compilation.line, _LONGEST), one_line(compilation.name)
+                times = times_of([compilation])
+                seconds[*path, "trace"] += times.trace
+                seconds[*path, "lower"] += times.lower
+                seconds[*path, "compile"] += times.compile or 0.0
+        for computation in self._run.outside_jit:
+            seconds["outside of jit", one_line(computation.line, _LONGEST)] += computation.seconds
+        return icicle(
+            "compile time",
+            "this run",
+            seconds,
+            duration,
+            lambda name: places.get(name) or self._line_of(name),
+        )
 
     # --- other tables ---------------------------------------------------------------------------
 

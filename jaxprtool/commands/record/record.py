@@ -279,7 +279,7 @@ class _ReadPrograms:
 def _details(program: Program) -> Details:
     """Return the facts about a program for the page."""
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.commands.cost.estimate import cost, work_by_equation
+    from jaxprtool.commands.cost.estimate import cost, cost_by_frame, work_by_equation
     from jaxprtool.commands.memory.estimate import memory
     from jaxprtool.commands.record.page import Details
 
@@ -289,7 +289,12 @@ def _details(program: Program) -> Details:
     except JaxprToolError as error:
         needed = str(error)
     return Details(
-        program, stats(program), work_by_equation(program), cost(program, "line"), needed
+        program,
+        stats(program),
+        work_by_equation(program),
+        cost(program, "line"),
+        needed,
+        cost_by_frame(program),
     )
 
 

@@ -75,7 +75,7 @@ def report_command(
     output.check_out("report", out, json, (), "jaxprtool opt TARGET", page=True)
     require_measure(measure, backend, device)
     session.start(True if measure else None)
-    from jaxprtool.commands.cost.estimate import cost
+    from jaxprtool.commands.cost.estimate import cost, cost_by_frame
     from jaxprtool.commands.opt import steps
     from jaxprtool.commands.report.page import Report, report_views
     from jaxprtool.render.terminal.listing import ShowOptions
@@ -97,6 +97,8 @@ def report_command(
         _residuals(traced.program, argnums or 0),
         times,
         compiled_partition(session, traced, programs) if compiled else None,
+        frames=[cost_by_frame(program) for _, program in programs],
+        roots=[program.roots for _, program in programs],
     )
     figures = replace(figures, summaries=_summaries(session, programs, figures))
     session.on_progress("rendering")

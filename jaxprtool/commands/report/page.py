@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxprtool.commands.cost import table
 from jaxprtool.commands.memory import table as memory_table
 from jaxprtool.commands.profile import table as profile_table
+from jaxprtool.commands.profile.page import time_icicle
 from jaxprtool.commands.residuals import table as residuals_table
 from jaxprtool.commands.shardings import table as shardings_table
 from jaxprtool.commands.show import table as show_table
-from jaxprtool.render.views import Cell, Lines, PageView, linked
+from jaxprtool.render.views import Cell, Icicle, Lines, PageView, linked
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.cost.estimate import Cost
+    from jaxprtool.commands.cost.estimate import Cost, FrameCost
     from jaxprtool.commands.memory.estimate import Memory
     from jaxprtool.commands.profile.lines import Profile
     from jaxprtool.commands.residuals.residuals import Residuals
     from jaxprtool.commands.shardings.partitions import Shardings
     from jaxprtool.commands.show.summary import Suggestion, Summary
+    from jaxprtool.ir.frames import Root
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Report:
         profile: The measured time of the only program; None if it was not measured.
         shardings: The shardings of the only program; None if it was not compiled.
         summaries: The summary of each program.
+        frames: The cost of each program by scope and line.
+        roots: The folders of the user's files of each program.
     """
 
     costs: Sequence[Cost]
@@ -42,13 +46,24 @@ class Report:
     profile: Profile | None = None
     shardings: Shardings | None = None
     summaries: Sequence[Summary] = ()
+    frames: Sequence[Sequence[FrameCost]] = ()
+    roots: Sequence[Sequence[Root]] = ()
 
 
 class SummaryView(NamedTuple):
-    """The summary of a program: its name, its size, its parts with rows of cells, suggestions."""
+    """The summary of a program.
+
+    Attributes:
+        name: Its name.
+        size: Its size.
+        icicles: Its flame graphs.
+        parts: The title and the fact of each part, and its rows of cells.
+        suggestions: What to do next.
+    """
 
     name: str
     size: str
+    icicles: Sequence[Icicle]
     parts: Sequence[tuple[str, str, Sequence[Sequence[Cell]]]]
     suggestions: Sequence[Suggestion]
 
@@ -58,14 +73,26 @@ def _summary_views(report: Report, line_of: Lines) -> list[SummaryView]:
         SummaryView(
             program_summary.name,
             show_table.heading(program_summary),
+            list(filter(None, _icicles(report, number, line_of))),
             [
                 (part.title, part.fact, [_summary_row(row, line_of) for row in part.rows])
                 for part in show_table.summary_parts(program_summary)
             ],
             program_summary.suggestions,
         )
-        for program_summary in report.summaries
+        for number, program_summary in enumerate(report.summaries)
     ]
+
+
+def _icicles(report: Report, number: int, line_of: Lines) -> Iterator[Icicle | None]:
+    """Yield the flame graphs of the `number`-th program, the measured time first."""
+    if report.profile is not None:
+        yield time_icicle(report.profile, line_of)
+    by_line = [estimate for estimate in report.costs if estimate.by == "line"]
+    yield from table.cost_icicles(by_line[number], report.frames[number], line_of)
+    usage = report.memories[number]
+    if not isinstance(usage, str):
+        yield memory_table.memory_icicle(usage, report.roots[number], line_of)
 
 
 def _summary_row(row: show_table.SummaryRow, line_of: Lines) -> list[Cell]:

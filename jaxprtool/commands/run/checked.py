@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -14,7 +15,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.commands.nans.compiled import MaskedValue, OriginCounter
 from jaxprtool.commands.nans.nans import BadValue, find_nan
 from jaxprtool.commands.nans.values import has_state
-from jaxprtool.commands.watch.values import FORMATS
+from jaxprtool.commands.watch.values import FORMATS, Numbers
 from jaxprtool.commands.watch.watch import WatchedRow, watch
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.execute.running.run import ready_to_step
@@ -104,7 +105,11 @@ def findings(
     others = [name for name in checks if name not in _NOT_FINITE]
     if others:
         rows = watch(program, args, device=device).rows
-        collected += (finding for row in rows for finding in _of_row(row, others))
+        by_line = defaultdict[tuple[str, bool], list[WatchedRow]](list)
+        for row in rows:
+            by_line[row.source, row.backward].append(row)
+        for of_line in by_line.values():
+            collected += _of_line(of_line, others)
     return sorted(collected, key=lambda finding: checks.index(finding.check))
 
 
@@ -117,17 +122,25 @@ def _of_bad(check: str, bad: BadValue) -> Finding:
     )
 
 
-def _of_row(row: WatchedRow, checks: Sequence[str]) -> Iterator[Finding]:
-    numbers = row.numbers
+def _of_line(rows: Sequence[WatchedRow], checks: Sequence[str]) -> Iterator[Finding]:
+    """Yield the findings among the values of a line and its intermediates."""
+    primitives = dict.fromkeys(name for row in reversed(rows) for name in row.primitives)
+    size = sum(row.numbers.size for row in rows)
     for check in checks:
-        what, _, name = check.partition("-")
-        count: Any = numbers.subnormals
-        if name:
-            count = round(getattr(numbers.lost[name], what) * numbers.size)
+        count = sum(_failing(row.numbers, check) for row in rows)
         if count:
             yield Finding(
-                *(check, row.primitives, row.source, row.backward, ()), count, numbers.size
+                *(check, tuple(primitives), rows[0].source, rows[0].backward, ()), count, size
             )
+
+
+def _failing(numbers: Numbers, check: str) -> int:
+    """Return the number of elements that fail a check."""
+    what, _, name = check.partition("-")
+    if not name:
+        return numbers.subnormals
+    share: float = getattr(numbers.lost[name], what)
+    return round(share * numbers.size)
 
 
 # --- vanishing ------------------------------------------------------------------------------------

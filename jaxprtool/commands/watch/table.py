@@ -42,7 +42,7 @@ def watched_text(watched: Watched, width: int, top: int | None = tables.ROWS) ->
     low, high = _range(watched.rows)
     bars = max(_NARROW, min(_WIDE, width // 5))
     rows, rest = split_rows(watched.rows, top)
-    numbered = max(len(_iteration(row)) for row in rows)
+    numbered = max(len(_label(row)) for row in rows)
     lines = [
         Text(f"{watched.name}: values by {watched.by}", style=tables.HEADING),
         Text(
@@ -57,7 +57,7 @@ def watched_text(watched: Watched, width: int, top: int | None = tables.ROWS) ->
         if (row.name, row.backward) != previous:
             lines.append(_name(watched, row, width))
         previous = row.name, row.backward
-        numbers = Text(_INDENT + f"{_iteration(row):<{numbered}}", style=tables.COMMENT)
+        numbers = Text(_INDENT + f"{_label(row):<{numbered}}", style=tables.COMMENT)
         numbers.append("".join(f"{_number(x):>{_NUMBER}}" for x in _four(row.numbers)), "default")
         histogram = f"  {_histogram(row.numbers, low, high, bars)}".rstrip()
         numbers.append(histogram, style=tables.PARAMETER)
@@ -100,8 +100,10 @@ def _range(rows: Sequence[WatchedRow]) -> tuple[int, int]:
     return 0, -1
 
 
-def _iteration(row: WatchedRow) -> str:
-    return f"iteration {', '.join(map(str, row.iteration))} " if row.iteration else ""
+def _label(row: WatchedRow) -> str:
+    """Return the iteration of a row, and whether it has the intermediates of a line."""
+    label = f"iteration {', '.join(map(str, row.iteration))} " if row.iteration else ""
+    return f"{label}inside " if row.intermediate else label
 
 
 def _name(watched: Watched, row: WatchedRow, width: int) -> Text:

@@ -10,11 +10,11 @@ further results (`watched_run`). Rounding may differ from running each equation 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
-from typing import Any, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias, get_args
 from typing import Literal as OneOf
 
 import jax
@@ -49,7 +49,8 @@ from jaxprtool.execute.stepping import (
     bodies_of,
     resumed_progress,
 )
-from jaxprtool.ir.backends import anchor
+from jaxprtool.ir.backends import anchor, cached_method
+from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import (
     Contains,
@@ -430,6 +431,8 @@ class WatchedRow:
             if unknown.
         code: The source text of that line, if its file exists.
         backward: Whether the values belong to the backward pass of a gradient.
+        intermediate: Whether only the line itself reads the values. The values of a line that
+            others read have a row of their own.
         iteration: The iteration of each enclosing loop, if iterations were selected.
         primitives: The primitives that compute the values.
         types: Their types.
@@ -442,6 +445,7 @@ class WatchedRow:
     source: Place
     code: str
     backward: bool
+    intermediate: bool
     iteration: tuple[int, ...]
     primitives: tuple[str, ...]
     types: tuple[str, ...]
@@ -458,6 +462,7 @@ class _RowAttributes:
     source: Place
     code: str
     backward: bool
+    intermediate: bool
     path: tuple[str, ...]
     place: int
     #: The library lines called by the user's line.
@@ -493,6 +498,7 @@ class RowCollector:
         self._by, self._apart = by, selected.chosen is not None
         self._keeps, self._computed = keeps, computed
         self._frames, self._names = frames_now(program.roots), value_names(program)
+        self._reads = LineReads(jaxcompat.open_jaxpr(program.jaxpr), self._source)
         self._scopes = _Scopes(program) if by == "scope" else None
         self._groups: dict[Any, _RowAttributes] = {}
         #: The group of each result; None if it belongs to none.
@@ -531,15 +537,23 @@ class RowCollector:
 
     def rows(self) -> tuple[WatchedRow, ...]:
         """Return the rows in program order."""
+        places: dict[tuple[str, bool], int] = {}
+        for group in self._groups.values():
+            key = group.name, group.backward
+            places[key] = min(places.get(key, group.place), group.place)
+
+        def order(group: _RowAttributes) -> tuple[int, bool]:
+            return places[group.name, group.backward], group.intermediate
+
         return tuple(
             WatchedRow(
                 str(group.line) if group.name == group.source else group.name,
-                *(group.line, group.code, group.backward, numbers),
+                *(group.line, group.code, group.backward, group.intermediate, numbers),
                 *(tuple(group.primitives), tuple(group.types), group.path),
                 group.times[numbers],
                 group.tallies[numbers].numbers,
             )
-            for group in sorted(self._groups.values(), key=lambda group: group.place)
+            for group in sorted(self._groups.values(), key=order)
             for numbers in sorted(group.tallies)
         )
 
@@ -573,10 +587,11 @@ class RowCollector:
         eqns = (*result.around, eqn)
         line = self._frames.line_of(eqns)
         source = line.user
-        backward = any(map(is_backward, eqns))
+        backward, intermediate = any(map(is_backward, eqns)), False
         key: Any = name
         if self._by == "line":
-            name, key = source or "unknown line", (source, backward)
+            intermediate = bool(source) and not self._reads.leaves_line(result)
+            name, key = source or "unknown line", (source, backward, intermediate)
         elif self._scopes is not None:
             name = self._scopes.name(eqns) or "outside all scopes"
             source, key = UNKNOWN, (name, backward)
@@ -584,13 +599,124 @@ class RowCollector:
             path = self._frames.path_of(result.around) if self._by == "equation" else ()
             code = self._frames.code_of(eqns) if source else ""
             place = self._order[id(eqn)]
-            self._groups[key] = _RowAttributes(name, source, code, backward, path, place)
+            group = _RowAttributes(name, source, code, backward, intermediate, path, place)
+            if self._by == "line" and (other := self._groups.get((*key[:-1], not intermediate))):
+                group.behind = other.behind  # a line has the same name in both rows
+            self._groups[key] = group
         group = self._groups[key]
         group.behind[line.library] = None
         group.place = min(group.place, self._order[id(eqn)])
         group.primitives[str(eqn.primitive.name)] = None
         group.types[type_of(aval)] = None
         return group
+
+    def _source(self, eqns: Sequence[JaxprEqn]) -> Place:
+        return self._frames.line_of(eqns).user
+
+
+class _ReadValue(NamedTuple):
+    """A variable that holds a value of a line.
+
+    Attributes:
+        jaxpr: The jaxpr of the variable.
+        var: The variable.
+        around: The equations around the jaxpr, the outermost first.
+        maker: The equation of the jaxpr that binds it; None in a body that reads it.
+        is_away: Whether the value has left the call that the line is in.
+    """
+
+    jaxpr: Jaxpr
+    var: Var
+    around: tuple[JaxprEqn, ...]
+    maker: JaxprEqn | None
+    is_away: bool = False
+
+
+class LineReads:
+    """Tells the values of lines from intermediates, which only equations of the same line read.
+
+    A line that runs again, in a Python loop or a call, reads the values of its last run. Its
+    backward pass reads intermediates.
+
+    Args:
+        top: The program's open jaxpr.
+        source: Returns the line of an equation, given after its enclosing equations.
+    """
+
+    def __init__(self, top: Jaxpr, source: Callable[[Sequence[JaxprEqn]], str]) -> None:
+        self._flow, self._source = DataFlow(top), source
+
+    def leaves_line(self, result: WatchedResult) -> bool:
+        """Return True if another line reads a value, a ref stores it, or nothing reads it."""
+        eqn, around = result.eqn, result.around
+        todo = [_ReadValue(self._homes[id(eqn)], eqn.outvars[result.number], around, eqn)]
+        line, backward = self._place((*around, eqn))
+        seen = set[tuple[Var, str]]()
+        while todo:
+            value = todo.pop()
+            # A body of a library is on each line that calls it.
+            key = value.var, self._source(value.around) if value.around else ""
+            if key in seen:
+                continue
+            seen.add(key)
+            results = self._flow.results(value.jaxpr, value.var)
+            readers = self._flow.readers(value.jaxpr, value.var)
+            if not readers and not (results and value.around):
+                return True
+            for reader in (value.jaxpr.eqns[i] for i in readers):
+                within = (*value.around, reader)
+                inside = self._flow.arguments(reader, value.var)
+                todo += [_ReadValue(body, var, within, None, value.is_away) for body, var in inside]
+                if traits(reader).moves:
+                    todo += [value._replace(var=var) for var in reader.outvars]
+                if inside:
+                    continue
+                reads_line, reads_backward = self._place(within)
+                if reads_line != line or reader.effects:
+                    return True
+                if reads_backward == backward and self._is_later_run(value, reader):
+                    return True
+            todo += self._outside(value, results, line)
+        return False
+
+    def _outside(
+        self, value: _ReadValue, results: Sequence[int], line: str
+    ) -> Iterator[_ReadValue]:
+        """Yield the results of the equation around a body that have a value of the body."""
+        *around, holding = value.around or (None,)
+        is_away = value.is_away or self._place(value.around)[0] != line
+        for holder in self._flow.holders[value.jaxpr]:
+            for position in results if holder.eqn is holding else ():
+                for jaxpr, var in self._flow.destinations(holder, position):
+                    if jaxpr is holder.jaxpr:
+                        yield _ReadValue(jaxpr, var, tuple(around), holder.eqn, is_away)
+
+    def _place(self, eqns: Sequence[JaxprEqn]) -> tuple[str, bool]:
+        """Return the line of an equation, and whether it is in a backward pass."""
+        return self._source(eqns), any(map(is_backward, eqns))
+
+    def _is_later_run(self, value: _ReadValue, reader: JaxprEqn) -> bool:
+        if value.is_away or value.maker is None:
+            return value.is_away
+        runs = self._runs(value.jaxpr)
+        return runs[id(value.maker)] != runs[id(reader)]
+
+    @cached_method
+    def _runs(self, jaxpr: Jaxpr) -> dict[int, int]:
+        """Return which run of its line each equation of a body is from, by `id`."""
+        firsts: dict[tuple[str, bool], object] = {}
+        counts, runs = Counter[tuple[str, bool]](), dict[int, int]()
+        for eqn in jaxpr.eqns:
+            line = self._source((eqn,)), is_backward(eqn)
+            place = eqn.source_info.traceback, eqn.primitive
+            counts[line] += firsts.setdefault(line, place) == place
+            runs[id(eqn)] = counts[line]
+        return runs
+
+    @cached_property
+    def _homes(self) -> dict[int, Jaxpr]:
+        """The jaxpr of each equation, by `id`."""
+        return {id(eqn): jaxpr for jaxpr in self._flow.holders for eqn in jaxpr.eqns}
 
 
 def _moves(eqn: JaxprEqn, aval: Aval) -> bool:

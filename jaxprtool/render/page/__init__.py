@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
+import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -139,7 +140,7 @@ def program_page(
     tabs = _tabs(states, options, sources, describe, costs)
     shown = max(i for i, tab in enumerate(tabs) if tab.listing)
     tabs = [tab if i == shown else _packed(tab) for i, tab in enumerate(tabs)]
-    script = static_files("shared.js", "pointing.js", "page.js")
+    script = static_files("shared.js", "pointing.js", "page.js", "icicle.js")
     summaries, views = ([], []) if added is None else added(sources.line_of)
     template = environment().get_template("page.html")
     return template.render(
@@ -152,7 +153,7 @@ def program_page(
         counts=tabs[shown].counts,
         heated=any(tab.heated for tab in tabs),
         linked=set().union(*(tab.counts for tab in tabs)),
-        css=static_files("listing.css", "page.css"),
+        css=static_files("listing.css", "page.css", "icicle.css"),
         script=script,
         script_hash=hash_of(script),
     )
@@ -285,8 +286,18 @@ def environment() -> Environment:
         "duration": duration,
         "plural": plural,
         "printable": _text,
+        "unbroken": _unbroken,
     }
     return env
+
+
+#: A word that browsers break after a slash.
+_PATH = re.compile(r"(?<!\S)(?=\S*/)\S{1,60}(?!\S)")
+
+
+def _unbroken(text: str) -> Markup:
+    """Return text as HTML in which no path or target is broken into lines."""
+    return Markup(_PATH.sub(r'<span class="word">\g<0></span>', _escaped(text)))
 
 
 @cache

@@ -13,10 +13,12 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import cost, jaxcompat, trace
 from jaxprtool.analysis.kernels import Kernels
-from jaxprtool.commands.cost.estimate import BY
+from jaxprtool.commands.cost.estimate import BY, cost_by_frame
 from jaxprtool.commands.cost.rules import Work
+from jaxprtool.commands.cost.table import cost_icicles
 from jaxprtool.extend import rule
 from jaxprtool.loading.argspec import read_args
+from jaxprtool.render.page import SourceLink
 
 W = np.ones((512, 512), np.float32)
 X = np.ones(512, np.float32)
@@ -278,3 +280,61 @@ def test_operands_of_effects_are_not_dead():
         return x
 
     assert cost(trace(function, jnp.ones((8, 8)))).dead is None
+
+
+# --- flame graphs -----------------------------------------------------------------------------
+
+
+def line_of(name):
+    return SourceLink(name, "", name) if name.rpartition(":")[2].isdecimal() else None
+
+
+def layer(x, w):
+    with jax.named_scope("mlp"):
+        x = jnp.tanh(x @ w)
+    return x + 1
+
+
+def layers(ws, x):
+    for w in ws:
+        x = layer(x, w)
+    return jax.lax.scan(lambda x, w: (layer(x, w), None), x, jnp.stack(ws))[0].sum()
+
+
+def test_flame_graphs_have_the_numbers_of_the_tables():
+    program = trace(jax.grad(layers), [jnp.ones((8, 8))] * 3, jnp.ones((8, 8)))
+    total = cost(program).total.work
+    flops, size = cost_icicles(cost(program), cost_by_frame(program), line_of)
+    assert (flops.quantity, flops.root.amount) == ("FLOPs", total.flops + total.transcendentals)
+    assert (size.quantity, size.root.amount) == ("bytes", total.bytes)
+    for group in cost(program).groups:
+        assert flops.lines[group.name] == group.work.flops + group.work.transcendentals
+        assert size.lines[group.name] == group.work.bytes
+    scopes = {group.path: group.work.bytes for group in cost(program, "scope").groups}
+    shown = dict(_by_path(size.root, ()))
+    assert len(scopes) > 5 and {path: shown.get(path, 0) for path in scopes} == scopes
+
+
+def _by_path(frame, path):
+    for inner in frame.inside:
+        yield (*path, inner.name), inner.amount
+        yield from _by_path(inner, (*path, inner.name))
+
+
+def test_a_flame_graph_says_that_it_counts_all_branches():
+    def cube(x):
+        return x @ x @ x
+
+    def square(x):
+        return x @ x
+
+    program = trace(lambda flag, x: lax.cond(flag, cube, square, x), True, jnp.ones((16, 16)))
+    flops, _ = cost_icicles(cost(program), cost_by_frame(program), line_of)
+    total = cost(program).total.work
+    assert flops.root.amount > total.flops
+    assert "all branches of conditionals; a run takes at most " in flops.note
+
+
+def test_symbolic_sizes_have_no_flame_graph():
+    program = trace(jnp.sin, *read_args("f32[n]")[0])
+    assert cost_icicles(cost(program), cost_by_frame(program), line_of) == []

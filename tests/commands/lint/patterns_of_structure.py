@@ -928,58 +928,58 @@ STRUCTURE: dict[str, tuple[str, str]] = {
     ),
     "JT502": (
         """
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h + r), jnp.zeros(4), x)[1][-1]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, jnp.sin(h)), jnp.zeros(4), x)[1][-1]
-        x f32[9,4] =>
-            h, ys = lax.scan(lambda h, r: (h + r, h * r), jnp.zeros(4), x)
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h + r), jnp.zeros(64), x)[1][-1]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, jnp.sin(h)), jnp.zeros(64), x)[1][-1]
+        x f32[9,64] =>
+            h, ys = lax.scan(lambda h, r: (h + r, h * r), jnp.zeros(64), x)
             return h + ys[-1]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][8]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][-1:]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][-1].sum()
-        x f32[4] => lax.scan(lambda h, _: (h * 2, h), x, None, length=7)[1][-1]
-        x f32[4] => lax.scan(lambda h, i: (h * 2, h + i), x, jnp.arange(7.0))[1][6]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x, reverse=True)[1][0]
-        x f32[9,4] => lax.map(jnp.sin, x)[-1]
-        x f32[9,4] =>
-            _, (a, b) = lax.scan(lambda h, r: (h + r, (h, h * r)), jnp.zeros(4), x)
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][8]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][-1:]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][-1].sum()
+        x f32[64] => lax.scan(lambda h, _: (h * 2, h), x, None, length=7)[1][-1]
+        x f32[64] => lax.scan(lambda h, i: (h * 2, h + i), x, jnp.arange(7.0))[1][6]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x, reverse=True)[1][0]
+        x f32[9,64] => lax.map(jnp.sin, x)[-1]
+        x f32[9,64] =>
+            _, (a, b) = lax.scan(lambda h, r: (h + r, (h, h * r)), jnp.zeros(64), x)
             return a[-1] + b[-1]
-        x f32[9,4] =>
-            _, (a, b) = lax.scan(lambda h, r: (h + r, (h, h * r)), jnp.zeros(4), x)
+        x f32[9,64] =>
+            _, (a, b) = lax.scan(lambda h, r: (h + r, (h, h * r)), jnp.zeros(64), x)
             return a[-1], b
-        x f32[9,4] => jax.jit(lambda x: lax.scan(lambda h, r: (h + r, h), x[0], x)[1][-1])(x)
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, (h * r).sum()), jnp.zeros(4), x)[1][-1]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x, unroll=3)[1][-1]
-        x f32[9,4] => lax.slice_in_dim(lax.scan(lambda h, r: (h + r, h), x[0], x)[1], 8, 9)
-        x f32[9,4] =>
-            ys = lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1]
+        x f32[9,64] => jax.jit(lambda x: lax.scan(lambda h, r: (h + r, h), x[0], x)[1][-1])(x)
+        x f32[999,4] => lax.scan(lambda h, r: (h + r, (h * r).sum()), jnp.zeros(4), x)[1][-1]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x, unroll=3)[1][-1]
+        x f32[9,64] => lax.slice_in_dim(lax.scan(lambda h, r: (h + r, h), x[0], x)[1], 8, 9)
+        x f32[9,64] =>
+            ys = lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1]
             return ys[-1] * ys[-1]
-        x f32[9,2,4] => lax.scan(lambda h, r: (h + r, h @ r.T), jnp.zeros((2, 4)), x)[1][-1]
-        x f32[9,4] => lax.scan(lambda h, r: (jnp.tanh(h + r), r * 2), jnp.zeros(4), x)[1][-1]
-        x f32[9,4] => lax.cond(x[0, 0] > 0, lambda x: lax.scan(lambda h, r: (h + r, h), x[0], x)[1][-1], lambda x: x[0], x)
+        x f32[9,16,4] => lax.scan(lambda h, r: (h + r, h @ r.T), jnp.zeros((16, 4)), x)[1][-1]
+        x f32[9,64] => lax.scan(lambda h, r: (jnp.tanh(h + r), r * 2), jnp.zeros(64), x)[1][-1]
+        x f32[9,64] => lax.cond(x[0, 0] > 0, lambda x: lax.scan(lambda h, r: (h + r, h), x[0], x)[1][-1], lambda x: x[0], x)
         """,
         """
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, None), jnp.zeros(4), x)[0]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][0]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][-2:]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1].sum(0)
-        x f32[9,4] =>
-            ys = lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, None), jnp.zeros(64), x)[0]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][0]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][-2:]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1].sum(0)
+        x f32[9,64] =>
+            ys = lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1]
             return ys[-1], ys
-        x f32[9,4], i i32[] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][i]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][:, -1]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x, reverse=True)[1][-1]
-        x f32[1,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][-1]
-        x f32[9,4] => jnp.cumsum(x, 0)[-1]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][::2]
-        x f32[9,4] => lax.map(jnp.sin, x)
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1].mean()
-        x f32[9,4] => jax.grad(lambda x: lax.scan(lambda h, r: (jnp.sin(h + r), None), jnp.zeros(4), x)[0].sum())(x)
-        x f32[9,4] => lax.fori_loop(0, 9, lambda i, h: h + x[i], jnp.zeros(4))
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][4]
-        x f32[9,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1].max(0)
-        x f32[9,4] => jnp.diff(lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1], axis=0)
-        x f32[9,4] => lax.associative_scan(jnp.add, x)[-1]
+        x f32[9,64], i i32[] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][i]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][:, -1]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x, reverse=True)[1][-1]
+        x f32[1,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][-1]
+        x f32[9,64] => jnp.cumsum(x, 0)[-1]
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][::2]
+        x f32[9,64] => lax.map(jnp.sin, x)
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1].mean()
+        x f32[9,64] => jax.grad(lambda x: lax.scan(lambda h, r: (jnp.sin(h + r), None), jnp.zeros(64), x)[0].sum())(x)
+        x f32[9,64] => lax.fori_loop(0, 9, lambda i, h: h + x[i], jnp.zeros(64))
+        x f32[9,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1][4]
+        x f32[3,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][-1]
+        x f32[9,64] => jnp.diff(lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1], axis=0)
+        x f32[9,64] => lax.associative_scan(jnp.add, x)[-1]
         """,
     ),
     "JT503": (

@@ -10,9 +10,11 @@ from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool import jaxcompat, memory, trace
+from jaxprtool.commands.memory.table import memory_icicle
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.jaxcompat.tracing import NO_SOURCE
 from jaxprtool.loading.argspec import read_args
+from jaxprtool.render.page import SourceLink
 from tests.programs.samples import sample_files, sample_programs
 from tests.share import first_and_proofs
 
@@ -388,3 +390,23 @@ def test_a_part_of_a_split_array_may_be_a_result():
     each = found(halves, X[0])
     assert adds_up(each)
     assert each.result_bytes == 4 + X[0].nbytes // 2
+
+
+def test_a_flame_graph_has_the_values_live_at_the_peak():
+    def layer(params, x):
+        return jnp.tanh(x @ params["w"])
+
+    def loss(params, x):
+        return layer(params, layer(params, x)).sum()
+
+    program = trace(jax.grad(loss), {"w": X}, X)
+    usage = memory(program)
+    graph = memory_icicle(usage, program.roots, lambda name: SourceLink(name, "", name))
+    assert graph.root.amount == usage.peak_bytes
+    top = {frame.name: frame for frame in graph.root.inside}
+    assert top["arguments"].amount == usage.argument_bytes
+    (params, _) = top["arguments"].inside
+    assert [params.name, params.inside[0].name] == ["params", "w"]
+    (function,) = top["temporaries"].inside
+    assert function.name == "loss" and function.inside[0].name == "layer"
+    assert line(layer, 1) in function.inside[0].inside[0].name

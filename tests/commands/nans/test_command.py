@@ -122,3 +122,18 @@ def test_mistakes_are_one_line_errors(cli):
         found = cli(*arguments)
         assert found.code == 2 and found.out == ""
         assert sum(line.startswith("error: ") for line in found.err.splitlines()) == 1
+
+
+def test_an_operand_is_not_repeated_among_the_earlier_values(cli, folder):
+    (folder / "root.py").write_text(ROOT)
+    out = cli("nans", "root.py:f", "--args", "f32[4]").out
+    assert out.count("sub root.py:5") == 1 and out.count("mul root.py:4") == 1
+
+
+ROOT = """
+import jax.numpy as jnp
+def f(x):
+    a = x * 0.0
+    b = a - 1.0
+    return jnp.sqrt(b)
+"""

@@ -13,9 +13,11 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.profile.lines import Peaks, with_cost
+from jaxprtool.commands.profile.page import time_icicle
 from jaxprtool.commands.profile.profile import peaks_of
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.render.page import SourceLink
 from tests.share import first_and_proofs
 
 
@@ -77,6 +79,10 @@ def test_the_most_expensive_line_is_the_planted_one(function):
     with jax.enable_x64(function is upcasts):
         found = jaxprtool.profile(jaxprtool.trace(function, *args), args, calls=4)
     assert found.lines[0].name == line_in(function)
+    graph = time_icicle(found, lambda name: SourceLink(name, "", name))
+    assert graph.root.amount == pytest.approx(found.wall_seconds)
+    for line in found.lines:
+        assert graph.lines[line.name] == pytest.approx(line.seconds)
 
 
 @pytest.fixture(scope="module")

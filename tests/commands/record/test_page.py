@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import json
 import re
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.analysis.stats import stats
-from jaxprtool.commands.cost.estimate import cost, work_by_equation
+from jaxprtool.commands.cost.estimate import cost, cost_by_frame, work_by_equation
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.commands.record.page import Details, record_cell, run_page, with_listing
 from jaxprtool.recording.recorded_run import Run
@@ -30,6 +31,7 @@ def details(run, files=None):
         work_by_equation(program),
         cost(program, "line"),
         memory(program),
+        cost_by_frame(program),
     )
     return dict.fromkeys(files or [each.file for each in with_listing(run)], found)
 
@@ -55,6 +57,20 @@ def test_a_page_has_the_functions_and_their_compilations():
     assert "pad batch, or: jaxprtool.jit(step, shapes=" in step
     assert "TARGET run/step@3" in step and "calls were not counted" in step
     assert "Memory" in programs["program0"] and "tanh" in programs["program0"]
+
+
+def test_the_flame_graph_has_the_whole_compile_time():
+    run = training()
+    text = run_page(run, details(run), FILES)
+    (graph,) = re.findall(r'<span class="data" hidden>(.*?)</span>', text)
+    ((quantity, root, _, lines),) = json.loads(graph)
+    assert quantity == "compile time" and root[1] == pytest.approx(run.compile_seconds)
+    amounts = {name: amount for name, amount, *_ in root[4]}
+    for function in run.functions:
+        assert amounts[function.name] == pytest.approx(function.seconds)
+    assert sum(lines.values()) == pytest.approx(run.compile_seconds)
+    program = unpacked(text, "program")["program0"]
+    assert program.index("live at the peak</button>") < program.index("Memory")
 
 
 def test_later_compilations_show_the_arguments_that_differ():

@@ -125,13 +125,59 @@ def test_rows_are_by_line_with_forward_and_backward_separate():
     assert {("y", False), ("y", True), ("return", False), ("return", True)} <= lines
     assert all(row.source.startswith("tests/commands/watch/test_watch.py:") for row in found)
     (tanh,) = (row for row in found if "tanh" in row.primitives and not row.backward)
-    assert set(tanh.primitives) >= {"dot_general", "tanh"}
-    assert tanh.numbers.size == tanh.times * 8 and tanh.times % 6 == 0
+    (product,) = (row for row in found if "dot_general" in row.primitives and not row.backward)
+    assert tanh.primitives == ("tanh",) and not tanh.intermediate
+    assert tanh.source == product.source and product.intermediate
+    assert tanh.numbers.size == tanh.times * 8 and tanh.times == 6
+    assert tanh.numbers.high <= 1 < product.numbers.high
+
+
+def recurrent(x):
+    for _ in range(3):
+        x = jnp.tanh(x * 2.0)
+    return x
+
+
+def calling(x):
+    layer = jax.jit(lambda x: jnp.tanh(x * 2.0))
+    return layer(layer(layer(x)))
+
+
+def reshaped(x):
+    return jnp.tanh(x * 2.0).reshape(-1, 1)
+
+
+def looping(x):
+    return lax.scan(lambda x, _: (jnp.tanh(x * 2.0), None), x, length=3)[0]
+
+
+def test_a_value_that_a_library_reads_on_another_line_is_no_intermediate():
+    def function(x):
+        both, later = jnp.sin(x), lambda x: jax.nn.silu(x)
+        y = jax.nn.silu(both)
+        return y + later(both)
+
+    (sin,) = (row for row in rows(function, X) if "sin" in row.primitives)
+    assert not sin.intermediate
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+@pytest.mark.parametrize("function", [recurrent, calling, reshaped, looping])
+def test_a_line_that_runs_again_reads_values_and_no_intermediates(function, gradient):
+    def loss(x):
+        return function(x).sum()
+
+    found = rows(jax.value_and_grad(loss) if gradient else loss, X)
+    forward = [row for row in found if {"tanh", "mul"} & {*row.primitives} and not row.backward]
+    value, inside = forward[:2]
+    assert (value.primitives, value.intermediate) == (("tanh",), False)
+    assert inside.intermediate and "mul" in inside.primitives
+    assert value.times == (1 if function is reshaped else 3)
 
 
 def test_a_constant_is_not_in_the_row_of_its_line():
-    (row,) = rows(lambda x: jnp.var(jnp.sin(x)), X)
-    assert "sin" in row.primitives and row.numbers.nans == 0
+    value, inside = rows(lambda x: jnp.var(jnp.sin(x)), X)
+    assert "sin" in inside.primitives and value.numbers.nans == inside.numbers.nans == 0
 
 
 def test_values_from_a_callback_without_operands_are_in_the_row_of_their_line():
@@ -152,9 +198,10 @@ def test_lines_of_a_library_follow_the_users_line_that_calls_them():
         x = library["one"](x)
         return library["two"](x)
 
-    once, twice = rows(function, X)
+    once, twice, inside = rows(function, X)
     assert once.source.endswith(" ← tinylib/waves.py:3") and once.name == once.source
-    assert "←" not in twice.source and twice.primitives == ("cos", "mul")
+    assert "←" not in twice.source and twice.primitives == ("mul",)
+    assert inside.name == twice.name and inside.primitives == ("cos",) and inside.intermediate
 
 
 def test_rows_are_by_scope():
@@ -430,7 +477,7 @@ def test_refs_among_the_arguments_are_unchanged():
 
     ref = jax.new_ref(X)
     found = rows(function, ref, X)
-    assert [row.numbers.high for row in found] == [9.0, 10.0]
+    assert [row.numbers.high for row in found if not row.intermediate] == [9.0, 10.0]
     np.testing.assert_array_equal(ref[...], X)
 
 

@@ -2,7 +2,9 @@
 
 import pytest
 from rich.color import Color
+from rich.console import Console
 from rich.style import Style
+from rich.text import Text
 
 from jaxprtool.render.terminal import tables
 
@@ -45,5 +47,13 @@ def test_a_color_has_contrast(name, background):
 def test_styles_have_no_other_colors(module):
     tables = [each for each in vars(module).values() if isinstance(each, dict)]
     styles = [style for table in tables for style in table.values() if isinstance(style, Style)]
-    used = {style.color.number for style in styles if style.color is not None}
+    colors = [style.color for style in styles if style.color is not None]
+    used = {color.number for color in colors if not color.is_default}
     assert used and used <= set(COLORS.values())
+
+
+def test_a_comment_has_no_color_of_the_text_around_it():
+    text = Text("model.py:9", style=tables.BINDER).append(" ← flax", style=tables.COMMENT)
+    path, comment, *_ = text.render(Console())
+    assert path.style.color.number == COLORS["BLUE"]
+    assert comment.style.dim and comment.style.color.is_default

@@ -77,6 +77,10 @@ _GOOD_BRANCH = """
 """
 
 
+#: Rows that nothing reads and that are smaller together cost next to nothing.
+LEAST_STACK_BYTES = 1 << 10
+
+
 @lint_rule("JT502", "stack-for-last", bad=_BAD_STACK, good=_GOOD_STACK)
 def stacks_for_last(program: LintedProgram) -> Iterator[Found]:
     """A scan stacks a result of every iteration, but only the last one is read."""
@@ -87,15 +91,20 @@ def stacks_for_last(program: LintedProgram) -> Iterator[Found]:
         length = loop.view.length
         last = 0 if loop.view.reverse else length - 1
         for value in node.outs[-len(loop.view.ys) :] if loop.view.ys else ():
+            unread = value.bytes // length * (length - 1) * node.scope.runs
             read = ends(value, ("same",))
-            if length > 1 and read and all(_is_row(reader, last) for _, reader in read):
+            if (
+                unread >= LEAST_STACK_BYTES
+                and read
+                and all(_is_row(reader, last) for _, reader in read)
+            ):
                 yield Found(
                     node,
                     f"the stack {type_of(value.aval)} of {length:,} iterations is read only at the "
                     "last one",
                     "carry the value through the loop, and return the carry",
                     "{bytes} of rows that nothing reads",
-                    bytes=value.bytes // length * (length - 1) * node.scope.runs,
+                    bytes=unread,
                 )
 
 

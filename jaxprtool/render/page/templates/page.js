@@ -171,5 +171,4 @@ async function follow() {
 }
 addEventListener("hashchange", follow);
 prepare();
-document.querySelector("aside small:not(:empty)")?.scrollIntoView({ block: "center" });
 follow();

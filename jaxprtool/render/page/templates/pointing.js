@@ -1,5 +1,5 @@
 // For the element under the pointer: its card, the readers of a value, and the line in the source.
-const main = element("listing"), card = element("card");
+const main = element("listing");
 const ROW = "main :is(p:not(.facts, .primitives, .changes), summary)";
 const rowOf = (node) => node.closest(ROW);
 const readers = (id) => [...main.querySelectorAll(`a[href="#${CSS.escape(id)}"]`)];
@@ -18,17 +18,6 @@ function scopeOf(row) {
   return names.filter(Boolean).join("/");
 }
 
-function showCard(at, ...lines) {
-  const boxes = lines.filter(Boolean).map((line) => Object.assign(document.createElement("div"), { textContent: line }));
-  card.replaceChildren(...boxes);
-  card.showPopover();
-  at.setAttribute("aria-describedby", "card");
-  const box = at.getBoundingClientRect(), size = card.getBoundingClientRect();
-  const below = box.bottom + size.height + 8 < innerHeight;
-  card.style.left = Math.max(4, Math.min(box.left, innerWidth - size.width - 8)) + "px";
-  card.style.top = (below ? box.bottom + 4 : box.top - size.height - 4) + "px";
-}
-
 function mark(...nodes) {
   for (const old of document.querySelectorAll(".on")) old.classList.remove("on");
   for (const node of nodes) node?.classList.add("on");
@@ -36,6 +25,7 @@ function mark(...nodes) {
 }
 
 function point({ target }) {
+  if (target.closest(".icicle")) return;
   const line = target.closest("aside span:has(> a)"), row = rowOf(target);
   if (line) return mark(line, ...readers(line.id).map(rowOf));
   if (!row) return mark();

@@ -23,6 +23,7 @@ async function fill(box) {
   const number = holder.dataset.program;
   holder.removeAttribute("data-program");
   holder.replaceChildren(await unpacked("program" + number));
+  drawGraphs(holder);
 }
 
 document.addEventListener("toggle", ({ target }) => {

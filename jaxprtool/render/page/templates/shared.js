@@ -1,6 +1,6 @@
 "use strict";
-// Shared by pages: packed parts, the words of a query, and sortable tables.
-const element = (id) => document.getElementById(id);
+// Shared by pages: packed parts, the words of a query, sortable tables, and the card of an element.
+const element = (id) => document.getElementById(id), card = element("card");
 const count = (n, noun) => `${n.toLocaleString("en")} ${noun}${n === 1 ? "" : "s"}`;
 
 // The words of a query, each with a test; those in quotes are whole words.
@@ -35,3 +35,16 @@ function sortBy(button) {
 document.addEventListener("click", ({ target }) => {
   if (target.matches(".view th button")) sortBy(target);
 });
+
+function showCard(at, ...lines) {
+  const boxes = lines.filter(Boolean).map((line) => Object.assign(document.createElement("div"), { textContent: line }));
+  card.replaceChildren(...boxes);
+  card.showPopover();
+  at.setAttribute("aria-describedby", "card");
+  const box = at.getBoundingClientRect(), size = card.getBoundingClientRect();
+  const below = box.bottom + size.height + 8 < innerHeight;
+  card.style.left = Math.max(4, Math.min(box.left, innerWidth - size.width - 8)) + "px";
+  card.style.top = (below ? box.bottom + 4 : box.top - size.height - 4) + "px";
+}
+
+document.querySelector("aside small:not(:empty)")?.scrollIntoView({ block: "center" });

@@ -10,9 +10,8 @@ from jaxprtool.cli import output
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.page import PageState
+    from jaxprtool.render.page import Lines, PageState, PageView
     from jaxprtool.render.terminal.listing import Listing, ShowOptions
-    from jaxprtool.render.views import Lines, PageView
 
 
 def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None:

@@ -153,7 +153,7 @@ def _costly(report: Summary, group: Group) -> SummaryRow:
 
 def _timed(line: TimedLine) -> SummaryRow:
     code = "" if line.line is None else source_text.line(line.line.file, line.line.line)
-    time = profile_table.timed_numbers(line)["time"]
+    time = profile_table.timed_text(line)
     return SummaryRow(f"{line.share:.1%}", time, line.name, code, line.name)
 
 

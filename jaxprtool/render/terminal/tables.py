@@ -24,8 +24,7 @@ from rich.containers import Lines
 from rich.markdown import CodeBlock, Markdown
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.style import Style, StyleType
-from rich.table import Column as RichColumn
+from rich.style import Style
 from rich.table import Table as RichTable
 from rich.text import Text
 from rich.theme import Theme
@@ -91,7 +90,7 @@ def drawn(table: Table, top: int | None = None, option: str = ALL) -> RichTable:
     for column in table.columns:
         style = STYLES.get(column.role, "")
         if column.is_number:
-            grid.add_column(column.heading, justify="right", style=style)
+            grid.add_column(column.heading, justify="right", style=style, no_wrap=True)
         else:
             grid.add_column(column.heading, style=style, overflow="fold")
     shown, rest = split_rows(table.rows, top)
@@ -120,7 +119,7 @@ def _drawn_part(cell: Cell) -> RenderableType:
 
 
 def _drawn_cell(cell: Cell) -> RenderableType:
-    parts: list[RenderableType] = [_colored_text(cell.text)]
+    parts: list[RenderableType] = [colored_text(cell.text)]
     if cell.code:
         parts.append(Text(cell.code, COMMENT, no_wrap=True, overflow="ellipsis"))
     if cell.below is not None and cell.below.text:
@@ -131,34 +130,12 @@ def _drawn_cell(cell: Cell) -> RenderableType:
     return Padding(whole, (0, 0, 0, 2 * cell.indent)) if cell.indent else whole
 
 
-def _colored_text(text: str | Sequence[str]) -> PathText:
+def colored_text(text: str | Sequence[str]) -> PathText:
     """Return text whose parts have the colors of their roles."""
     colored = PathText()
     for part in [text] if isinstance(text, str) else text:
         colored.append(part, STYLES.get(type(part)))
     return colored
-
-
-def new_table(heading: str, *columns: RichColumn | str) -> RichTable:
-    """Return an empty table, with a heading if it has any."""
-    return RichTable(
-        *columns,
-        title=Text(heading, style=HEADING) if heading else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-    )
-
-
-def number_column(name: str) -> RichColumn:
-    """Return a column of numbers."""
-    return RichColumn(name, justify="right")
-
-
-def text_column(name: str, style: StyleType = "") -> RichColumn:
-    """Return a column of texts, which are wrapped if too long."""
-    return RichColumn(name, style=style, overflow="fold")
 
 
 def facts_table(facts: Iterable[tuple[str, str]]) -> RichTable:
@@ -169,15 +146,6 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> RichTable:
     for label, fact in facts:
         table.add_row(label, fact)
     return table
-
-
-def add_more(table: RichTable, count: int, *cells: str, option: str = ALL) -> None:
-    """Add a row with the number of further rows, after its first cells, if there are any.
-
-    `option` shows them; "" if none does.
-    """
-    if count > 0:
-        table.add_row(*cells, Text(more(count, option=option), style=COMMENT))
 
 
 def share_text(part: float | None, whole: float | None) -> str:

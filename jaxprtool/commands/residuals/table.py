@@ -30,9 +30,6 @@ if TYPE_CHECKING:
         SavedValue,
     )
 
-#: The heading of the table of places.
-PLACEMENTS = "peaks under jax.checkpoint"
-
 #: The maximum length of a policy's arguments in the table.
 _MOST_ARGUMENTS = 40
 
@@ -100,7 +97,7 @@ def _placements(saved: Residuals) -> views.Table:
         placements = list(group)
         parts = [_placement_row(placement, compiled) for placement in placements]
         rows += [views.RowGroup([placement_text(placements[0])], parts)] if only else parts
-    return views.Table(PLACEMENTS, columns, rows)
+    return views.Table("peaks under jax.checkpoint", columns, rows)
 
 
 def _placement_row(placement: Placement, compiled: bool) -> list[views.Cell]:

@@ -211,6 +211,19 @@ def partitioner_note(name: str, parts: Sequence[str]) -> str:
     )
 
 
+def partitioner_notes(results: Sequence[Any], split: str | None) -> list[str]:
+    """Return notes on programs that XLA would partition, or on the devices of a partitioned one.
+
+    Args:
+        results: The cost or the memory of each program.
+        split: The line about the devices of the only program; None if it was not compiled.
+    """
+    if split is not None:
+        return [split]
+    notes = (partitioner_note(result.name, result.left_to_partitioner) for result in results)
+    return list(dict.fromkeys(filter(None, notes)))
+
+
 def is_over_devices(placement: Any) -> bool:
     """Return True for a sharding, or the layout with one, over several devices."""
     sharding = getattr(placement, "sharding", placement)

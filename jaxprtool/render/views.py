@@ -1,7 +1,9 @@
-"""Tables, curves, flame graphs and facts as the views of a page show them.
+"""Tables, curves, flame graphs and facts, as the terminal and the views of a page show them.
 
-A view consists of sortable tables and of curves, with the contents of the terminal's tables. A
-flame graph shows the numbers of a table by scope and line. The user's lines link to the source.
+A table is written once: its columns, and rows of cells. `terminal.tables.drawn` shows it in the
+terminal, and `page.page_table` on a page, where columns sort, shares are bars, and the user's lines
+are links to the source. A view of a page consists of such tables, of curves and of facts. A
+flame graph shows the numbers of a table by scope and line.
 """
 
 from __future__ import annotations
@@ -9,51 +11,101 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from jaxprtool.ir.frames import BEHIND
-from jaxprtool.ir.meshes import partitioner_note
+from jaxprtool.ir.documents import in_bytes
+from jaxprtool.ir.notation.tokens import BinderToken, PrimitiveName
 from jaxprtool.ir.paths import alike
 
 if TYPE_CHECKING:
     from jaxprtool.render.page import SourceLink
 
 
-#: The maximum number of rows of a table.
-_MOST = 500
+#: Looks up a line of a displayed file, by name.
+Lines: TypeAlias = "Callable[[str], SourceLink | None]"
 
 
-#: Looks up a line of source.
-Lines = Callable[[str], "SourceLink | None"]
+class Column(NamedTuple):
+    """A column of a table.
+
+    Attributes:
+        heading: Its heading.
+        role: The role of its texts, a class of `tokens`; the terminal has a color for each.
+        is_number: Whether it has numbers, which are on the right.
+        total: Writes the sum of the numbers in rows that are left out; None to leave it empty.
+    """
+
+    heading: str
+    role: type[str] = str
+    is_number: bool = False
+    total: Callable[[Any], str] | None = None
 
 
 class Cell(NamedTuple):
     """A cell of a table.
 
     Attributes:
-        text: Its text.
+        text: Its text, in parts if some of them have another role than the column.
         number: The sort key of its column; None to sort by text.
-        link: The source line that it links to.
+        link: The source line that it links to, by name until it is on a page.
         indent: Its depth in a tree.
-        percent: Its share of the whole, drawn in the background.
+        percent: Its share of the whole; a page draws it in the background.
         below: The text below it.
+        code: The code below it in the terminal. On a page, that of the linked line.
     """
 
-    text: str
+    text: str | Sequence[str]
     number: float | None = None
-    link: SourceLink | None = None
+    link: SourceLink | str | None = None
     indent: int = 0
     percent: float | None = None
     below: Cell | None = None
+    code: str = ""
+
+
+#: A row: a cell that has only a text may be a string.
+Row: TypeAlias = "Sequence[Cell | str]"
+
+
+class RowGroup(NamedTuple):
+    """A row, and the rows that it consists of.
+
+    The terminal shows the latter below it, without their shares. A page, whose rows are sorted,
+    has only them, with the name of the whole before their own.
+    """
+
+    cells: Row
+    parts: Sequence[Row]
 
 
 class Table(NamedTuple):
-    """A table: each column has a heading, and whether it is numeric."""
+    """A table.
+
+    Attributes:
+        caption: Its caption.
+        columns: Its columns.
+        rows: Its rows.
+        more: The number of rows that are left out.
+    """
 
     caption: str
-    columns: Sequence[tuple[str, bool]]
-    rows: Sequence[Sequence[Cell]]
-    more: int
+    columns: Sequence[Column]
+    rows: Sequence[Row | RowGroup]
+    more: int = 0
+
+    @property
+    def name_column(self) -> int:
+        """The index of the column that names the rows: the first, or the last after numbers."""
+        return -1 if self.columns[0].is_number else 0
+
+    def cells(self, row: Row | RowGroup) -> tuple[list[Cell], list[list[Cell]]]:
+        """Return the cells of a row, and those of its parts."""
+        whole, parts = row if isinstance(row, RowGroup) else (row, ())
+        return _cells(whole), list(map(_cells, parts))
+
+
+def _cells(row: Row) -> list[Cell]:
+    return [Cell(cell) if isinstance(cell, str) else cell for cell in row]
 
 
 class CurveStep(NamedTuple):
@@ -63,7 +115,7 @@ class CurveStep(NamedTuple):
     right: float
     top: float
     text: str
-    link: SourceLink | None = None
+    link: SourceLink | str | None = None
 
 
 class Curve(NamedTuple):
@@ -134,27 +186,31 @@ class PageView(NamedTuple):
     curves: Sequence[Curve] = ()
 
 
-def page_table(
-    caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]]
-) -> Table:
-    """Return a table of the first rows, and the number of further ones."""
-    return Table(caption, columns, rows[:_MOST], max(len(rows) - _MOST, 0))
+def number_column(heading: str, total: Callable[[Any], str] | None = None) -> Column:
+    """Return a column of numbers."""
+    return Column(heading, is_number=True, total=total)
 
 
-def linked(source: str, line_of: Lines) -> SourceLink | None:
-    """Return the user's line in a place, if its file is displayed."""
-    return line_of(source.partition(BEHIND)[0])
-
-
-def joined(texts: Sequence[str]) -> str:
-    """Return texts that are not empty, separated by spaces."""
-    return " ".join(filter(None, texts))
+def share_column(is_summed: bool = False) -> Column:
+    """Return a column of the shares of a whole; the rows left out may have their sum."""
+    return number_column("share", "{:.1f}%".format if is_summed else None)
 
 
 def share(part: Any, whole: Any) -> Cell:
     """Return the cell of a share of a whole; empty if either is symbolic or unknown."""
-    percent = 100 * part / whole if type(part) is type(whole) is int and whole else None
+    numbers = isinstance(part, int | float) and isinstance(whole, int | float) and whole
+    percent = 100 * part / whole if numbers else None
     return Cell("" if percent is None else f"{percent:.1f}%", percent, percent=percent)
+
+
+def value_cell(name: str, primitive: str) -> Cell:
+    """Return the cell of a value: its name or line, and the primitive that computes it."""
+    return Cell([BinderToken(name), PrimitiveName(f" {primitive}" if primitive else "")])
+
+
+def bytes_cell(number: int) -> Cell:
+    """Return the cell of a number of bytes."""
+    return Cell(in_bytes(number), number)
 
 
 # --- flame graphs ---------------------------------------------------------------------------------
@@ -177,7 +233,7 @@ def icicle(
     root: str,
     amounts: Mapping[FramePath, float],
     text: Callable[[float], str],
-    link: Callable[[str], SourceLink | None],
+    link: Lines,
     note: str = "",
 ) -> Icicle | None:
     """Return the flame graph of a quantity; None if nothing has any.
@@ -235,16 +291,3 @@ def icicle(
 
 def _sum(rows: Iterable[tuple[FramePath, float]]) -> float:
     return sum(amount for _, amount in rows)
-
-
-def partitioner_notes(results: Sequence[Any], split: str | None) -> list[str]:
-    """Return notes on programs that XLA would partition, or on the devices of a partitioned one.
-
-    Args:
-        results: The cost or the memory of each program.
-        split: The line about the devices of the only program; None if it was not compiled.
-    """
-    if split is not None:
-        return [split]
-    notes = (partitioner_note(result.name, result.left_to_partitioner) for result in results)
-    return list(dict.fromkeys(filter(None, notes)))

@@ -111,12 +111,8 @@ COMMAND = {
 
         from typing import TYPE_CHECKING
 
-        from jaxprtool.render.terminal.tables import (
-            Rendering,
-            new_table,
-            number_column,
-            text_column,
-        )
+        from jaxprtool.render.terminal.tables import Rendering, drawn
+        from jaxprtool.render.views import Column, Table, number_column
 
         if TYPE_CHECKING:
             from jaxprtool.commands.census.census import Census
@@ -124,10 +120,9 @@ COMMAND = {
 
         def census_table(census: Census, width: int) -> Rendering:
             """Return the number of equations of each primitive."""
-            table = new_table(census.name, number_column("equations"), text_column("primitive"))
-            for primitive, count in census.primitives.items():
-                table.add_row(f"{count:,}", primitive)
-            return Rendering(table, width)
+            rows = [[f"{count:,}", primitive] for primitive, count in census.primitives.items()]
+            columns = number_column("equations"), Column("primitive")
+            return Rendering(drawn(Table(census.name, columns, rows)), width)
         ''',
     "jaxprtool/commands/census/command.py": '''
         """`jaxprtool census`: how often a program uses each primitive."""

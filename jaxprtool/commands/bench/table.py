@@ -7,17 +7,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Column
 from rich.text import Text
 
 from jaxprtool.ir.documents import duration, in_bytes, plural
+from jaxprtool.ir.notation.tokens import BinderToken
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import Rendering, new_table, text_column
+from jaxprtool.render.terminal.tables import Rendering, drawn
+from jaxprtool.render.views import Column, Table, number_column
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from jaxprtool.commands.bench.turns import BaselineRatios, Bench, BenchedVariant, Ratio
+
+
+_VARIANT = Column("variant", BinderToken)
 
 
 def bench_table(bench: Bench, width: int) -> Rendering:
@@ -25,15 +27,15 @@ def bench_table(bench: Bench, width: int) -> Rendering:
     parts: list[RenderableType] = [
         Text(heading(bench), style=tables.HEADING),
         Text(),
-        _calls(bench),
+        drawn(_calls(bench)),
         *map(Text, _notes(bench)),
         Text(),
-        _once(bench, _STEPS, duration),
+        drawn(_once(bench, _STEPS, duration)),
         Text(),
-        _once(bench, _BYTES, in_bytes),
+        drawn(_once(bench, _BYTES, in_bytes)),
     ]
     if bench.baseline is not None:
-        parts += [Text(), _baseline(bench.baseline)]
+        parts += [Text(), drawn(_baseline(bench.baseline))]
     return Rendering(Group(*parts), width)
 
 
@@ -46,19 +48,14 @@ def heading(bench: Bench) -> str:
 
 
 def _calls(bench: Bench) -> Table:
-    columns = [text_column("variant", tables.BINDER), *map(_number, ("a call", "±"))]
-    if bench.ratios:
-        columns += [*map(_number, ("ratio", "95% interval")), text_column("")]
-    rows = new_table("", *columns)
-    ratios = {ratio.of: ratio for ratio in bench.ratios}
+    headings = ["a call", "±", *(("ratio", "95% interval") if bench.ratios else ())]
+    columns = [_VARIANT, *map(number_column, headings), *([Column("")] if bench.ratios else ())]
+    ratios = {ratio.of: _ratio(ratio) for ratio in bench.ratios}
+    rows = []
     for variant in bench.variants:
-        cells = [
-            variant.name,
-            duration(variant.median_seconds),
-            f"{variant.interval.precision:.1%}",
-        ]
-        rows.add_row(*cells, *(_ratio(ratios[variant.name]) if variant.name in ratios else ()))
-    return rows
+        times = duration(variant.median_seconds), f"{variant.interval.precision:.1%}"
+        rows.append([variant.name, *times, *ratios.get(variant.name, ())])
+    return Table("", columns, rows)
 
 
 #: The share of the machine's CPUs that other programs keep busy on a busy machine.
@@ -117,20 +114,14 @@ _BYTES: _Numbers = {
 
 
 def _once(bench: Bench, numbers: _Numbers, shown: Callable[[float], str]) -> Table:
-    rows = new_table("", text_column("variant", tables.BINDER), *map(_number, numbers))
+    rows = []
     for variant in bench.variants:
         values = [of(variant) for of in numbers.values()]
-        rows.add_row(variant.name, *("" if value is None else shown(value) for value in values))
-    return rows
+        rows.append([variant.name, *("" if value is None else shown(value) for value in values)])
+    return Table("", [_VARIANT, *map(number_column, numbers)], rows)
 
 
-def _baseline(baseline: BaselineRatios) -> RenderableType:
-    columns = text_column("variant", tables.BINDER), *map(_number, ("ratio", "95% interval"))
-    rows = new_table(f"compared with {baseline.file}", *columns)
-    for ratio in baseline.ratios:
-        rows.add_row(ratio.of, *_ratio(ratio)[:2])
-    return rows
-
-
-def _number(name: str) -> Column:
-    return Column(name, justify="right", no_wrap=True)
+def _baseline(baseline: BaselineRatios) -> Table:
+    columns = [_VARIANT, *map(number_column, ("ratio", "95% interval"))]
+    rows = [[ratio.of, *_ratio(ratio)[:2]] for ratio in baseline.ratios]
+    return Table(f"compared with {baseline.file}", columns, rows)

@@ -6,23 +6,24 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from jaxprtool.ir.documents import plural, some, with_prefix
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.render.page import environment
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import (
     PathText,
     Rendering,
+    colored_text,
+    drawn,
     facts_table,
     line_text,
     more,
-    new_table,
     split_rows,
-    text_column,
 )
+from jaxprtool.render.views import Cell, Column, Row, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.commands.compare.bisection import Comparison, Divergence
@@ -119,12 +120,12 @@ def _variant(variant: Compared, width: int, top: int | None) -> RenderableType:
     return Group(said, table, Text(left_out, style=tables.COMMENT))
 
 
-def _name(group: Alike[Measure], width: int) -> Text:
+def _name(group: Alike[Measure], width: int) -> Cell:
     first, count = group.items[0], len(group.items)
-    name = PathText(f"{count} x " if count > 1 else "").append(group.path, style=tables.BINDER)
+    name = [f"{count} x " if count > 1 else "", BinderToken(group.path)]
     if width >= _WIDE or first.type != first.reference_type:
-        name.append(f" {result_type_text(first)}", style=tables.TYPE)
-    return name
+        name.append(Type(f" {result_type_text(first)}"))
+    return Cell(name)
 
 
 def _kind(result: Measure) -> Hashable:
@@ -155,7 +156,7 @@ def divergence(parting: Divergence) -> RenderableType:
     facts = facts_table(known(parting))
     if facts.row_count:
         parts.append(facts)
-    parts += [Text(), errors(parting)]
+    parts += [Text(), drawn(errors(parting))]
     return Group(*parts)
 
 
@@ -200,13 +201,16 @@ def operands_and_results(parting: Divergence) -> Iterator[tuple[str, Measure]]:
 
 def errors(parting: Divergence) -> Table:
     """Return a table of the errors of the equation's operands and results."""
-    table = errors_table("", "value")
-    for which, measure in operands_and_results(parting):
-        name = Text(measure.name, style=tables.PRIMITIVE).append(
-            f" {result_type_text(measure)}", style=tables.TYPE
-        )
-        table.add_row(Text(which, style=tables.COMMENT), name, *measure_cells(measure))
-    return table
+    rows: list[Row] = [
+        [Comment(which), typed_cell(measure), *measure_cells(measure)]
+        for which, measure in operands_and_results(parting)
+    ]
+    return errors_table(["", "value"], rows)
+
+
+def typed_cell(measure: Measure) -> Cell:
+    """Return the cell of the name and the type of a value."""
+    return Cell([PrimitiveName(measure.name), Type(f" {result_type_text(measure)}")])
 
 
 # --- measures -------------------------------------------------------------------------------------
@@ -219,13 +223,12 @@ COLUMNS = ("absolute", "relative", "ULPs", "cosine", "beyond")
 _GAP = "   "
 
 
-def errors_table(*headings: str) -> Table:
-    """Return an empty table of errors, without a title, which would be wrapped at its width."""
-    errors = (Column(name, justify="right", no_wrap=True) for name in COLUMNS)
-    return new_table("", *map(text_column, headings), *errors)
+def errors_table(headings: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Return a table of errors, without a title, which would be wrapped at its width."""
+    return Table("", [*map(Column, headings), *map(number_column, COLUMNS)], rows)
 
 
-def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> RenderableType:
+def errors_of(names: Sequence[Cell], rows: Sequence[list[str]], width: int) -> RenderableType:
     """Return the errors of results, those of a long name below it.
 
     Args:
@@ -235,21 +238,20 @@ def errors_of(names: Sequence[Text], rows: Sequence[list[str]], width: int) -> R
     """
     sizes = [max(map(len, column)) for column in zip(COLUMNS, *rows, strict=True)]
     room = width - sum(size + len(_GAP) for size in sizes)
-    if max(name.cell_len for name in names) <= room:
-        table = errors_table("result")
-        for name, row in zip(names, rows, strict=True):
-            table.add_row(name, *row)
-        return table
+    texts = [colored_text(name.text) for name in names]
+    if max(text.cell_len for text in texts) <= room:
+        named: list[Row] = [[name, *row] for name, row in zip(names, rows, strict=True)]
+        return drawn(errors_table(["result"], named))
     heading, *lines = (
         _GAP.join(cell.rjust(size) for cell, size in zip(row, sizes, strict=True))
         for row in (list(COLUMNS), *rows)
     )
     parts = [Text("result".ljust(room) + _GAP + heading, style=tables.HEADING), Text("─" * width)]
-    for name, line in zip(names, lines, strict=True):
-        if name.cell_len > room:
-            parts.append(name)
-            name = Text()
-        parts.append(name.copy().append(" " * (room - name.cell_len) + _GAP + line))
+    for text, line in zip(texts, lines, strict=True):
+        if text.cell_len > room:
+            parts.append(text)
+            text = PathText()
+        parts.append(text.append(" " * (room - text.cell_len) + _GAP + line))
     return Group(*parts)
 
 

@@ -11,24 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Group as Parts
 from rich.console import RenderableType
-from rich.table import Column
 from rich.text import Text
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.meshes import partitioner_notes
+from jaxprtool.ir.notation.tokens import BinderToken, Comment
 from jaxprtool.ir.paths import alike
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    share_text,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.devices import DeviceSpec
@@ -44,9 +37,6 @@ _UNNAMED = {
     "dtype": "",
     "argument": "reads no argument",
 }
-
-#: The minimal width of the names of groups.
-_LEAST = 20
 
 #: The minimum share of dead FLOPs or bytes for a note.
 _LEAST_DEAD = 0.01
@@ -81,22 +71,9 @@ def cost_table(
     shown, rest = split_rows(groups, top)
     if cost.by == "scope":
         shown = sorted(shown, key=_in_tree(shown))
-    times = number_column("min time"), Column("limit", style=tables.COMMENT)
-    table = new_table(
-        f"{cost.name}: {total_text(cost.total, whole_arrays)}",
-        number_column("share"),
-        *(times if cost.total.seconds is not None else ()),
-        *map(number_column, ("FLOPs", "bytes", "FLOPs/B")),
-        text_column(cost.by, tables.BINDER),
-    )
-    whole = weight_of(cost.total)
-    rows = [[*_cells(group, whole)] for group in shown]
-    headings = [str(column.header) for column in table.columns[:-1]]
-    taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
-    for group, cells in zip(shown, rows, strict=True):
-        table.add_row(*cells, _name(cost, group, max(width - taken, _LEAST)))
-    add_more(table, len(rest), *[""] * (len(table.columns) - 1))
-    parts: list[RenderableType] = [table]
+    caption = f"{cost.name}: {total_text(cost.total, whole_arrays)}"
+    table = _groups_table(cost, shown)._replace(caption=caption, more=len(rest))
+    parts: list[RenderableType] = [drawn(table)]
     lines = list(cost_notes(cost, device, whole_arrays))
     if lines:
         parts += [Text(), *map(Text, lines)]
@@ -115,15 +92,31 @@ def total_text(total: Group, whole_arrays: bool = False) -> str:
     return f"{flops}{unit}, {bytes_text(total.work.bytes)}{WHOLE if whole_arrays else ''}"
 
 
-def _cells(group: Group, whole: float | None) -> Iterator[str]:
-    yield share_text(weight_of(group), whole)
+def _groups_table(cost: Cost, groups: Sequence[Group], is_on_page: bool = False) -> views.Table:
+    times = views.number_column("min time"), views.Column("limit", Comment)
+    columns = (
+        views.number_column("share"),
+        *(times if cost.total.seconds is not None else ()),
+        views.number_column("FLOPs"),
+        *([views.number_column("share")] if is_on_page else ()),
+        *map(views.number_column, ("bytes", "FLOPs/B")),
+        views.Column(cost.by, BinderToken),
+    )
+    return views.Table("", columns, [[*_row(cost, group, is_on_page)] for group in groups])
+
+
+def _row(cost: Cost, group: Group, is_on_page: bool) -> Iterator[views.Cell]:
+    flops, size = (n if type(n) is int else None for n in (group.work.flops, group.work.bytes))
+    intensity = flops / size if flops is not None and size else None
+    yield views.share(weight_of(group), weight_of(cost.total))
     if group.seconds is not None:
-        yield from (duration(group.seconds), group.limit)
-    work = group.work
-    yield number_text(group, "flops") or "·"
-    yield bytes_text(work.bytes) if type(work.bytes) is not int or work.bytes else "·"
-    is_known = type(work.flops) is int and type(work.bytes) is int and work.bytes
-    yield f"{work.flops / work.bytes:.1f}" if is_known else ""
+        yield from (views.Cell(duration(group.seconds), group.seconds), views.Cell(group.limit))
+    yield views.Cell(number_text(group, "flops") or "·", flops)
+    if is_on_page:
+        yield views.share(size, cost.total.work.bytes)
+    yield views.Cell("·" if size == 0 else bytes_text(group.work.bytes), size)
+    yield views.Cell("" if intensity is None else f"{intensity:.1f}", intensity)
+    yield _name(cost, group)
 
 
 def weight_of(group: Group) -> float | None:
@@ -180,29 +173,18 @@ def _in_tree(groups: Sequence[Group]) -> Callable[[Group], Any]:
     return key
 
 
-def _name(cost: Cost, group: Group, width: int) -> Text:
-    called, behind = name_texts(cost, group)
+def _name(cost: Cost, group: Group) -> views.Cell:
     if not group.name:
-        return Text(called, style=tables.COMMENT)
-    name = Text("  " * (len(group.path) - 1) + called).append(behind, style=tables.COMMENT)
+        return views.Cell(Comment(_UNNAMED[cost.by]))
     line = group.line
     places = [] if line is None else [(line.file, line.line), *line.behind]
-    if places and (code := source_text.line(*places[-1])):
-        innermost = Text("\n" + code, style=tables.COMMENT)
-        innermost.truncate(width, overflow="ellipsis")
-        name.append(innermost)
-    return name
-
-
-def name_texts(cost: Cost, group: Group) -> tuple[str, str]:
-    """Return the name of a group and its library frame: `model.py:9`, ` ← flax/core.py:3`.
-
-    The name of a scope is its last part.
-    """
-    if not group.name:
-        return _UNNAMED[cost.by], ""
     behind = f"{BEHIND}{group.behind}" if group.behind else ""
-    return (group.path[-1] if group.path else group.name), behind
+    return views.Cell(
+        [group.path[-1] if group.path else group.name, Comment(behind)],
+        link=None if line is None else group.name,
+        indent=max(len(group.path) - 1, 0),
+        code=source_text.line(*places[-1]) if places else "",
+    )
 
 
 def cost_notes(cost: Cost, device: DeviceSpec | None, whole_arrays: bool = False) -> Iterator[str]:
@@ -277,7 +259,6 @@ def is_symbolic(group: Group) -> bool:
 
 def cost_view(
     costs: Sequence[Cost],
-    line_of: views.Lines,
     times: Mapping[str, Sequence[views.Cell]] | None = None,
     split: str | None = None,
 ) -> views.PageView:
@@ -285,24 +266,17 @@ def cost_view(
 
     Args:
         costs: The costs.
-        line_of: Returns a line of a displayed file by name.
         times: The cells of the measured time of each line, and of its share, if it was measured.
         split: The line about the devices of the only program; None if it was not compiled.
     """
     several = len({program_cost.name for program_cost in costs}) > 1
     tables = [
-        _cost_table(program_cost, line_of, several, times)
-        for program_cost in costs
-        if program_cost.groups
+        _page_table(program_cost, several, times) for program_cost in costs if program_cost.groups
     ]
     facts = list(
         dict.fromkeys(_cost_fact(program_cost, split is not None) for program_cost in costs)
     )
-    return views.PageView("cost", [*views.partitioner_notes(costs, split), *facts], tables)
-
-
-#: The columns of the measured time.
-_MEASURED = ("measured", True), ("share", True)
+    return views.PageView("cost", [*partitioner_notes(costs, split), *facts], tables)
 
 
 def _cost_fact(program_cost: Cost, is_split: bool) -> str:
@@ -310,64 +284,35 @@ def _cost_fact(program_cost: Cost, is_split: bool) -> str:
     return "; ".join((f"{program_cost.name}: {total}", *cost_notes(program_cost, None)))
 
 
-def _cost_table(
+def _page_table(
     program_cost: Cost,
-    line_of: views.Lines,
     several: bool,
     times: Mapping[str, Sequence[views.Cell]] | None,
 ) -> views.Table:
-    measured = times if program_cost.by == "line" else None
-    columns = (
-        *(_MEASURED if measured is not None else ()),
-        ("FLOPs", True),
-        ("share", True),
-        ("bytes", True),
-        ("share", True),
-        ("FLOPs/B", True),
-        (program_cost.by, False),
-    )
-    rows = [_cost_row(program_cost, group, line_of) for group in program_cost.groups]
-    if measured is not None:
-        rows = _with_times(program_cost, rows, measured, line_of)
-    return views.page_table(
-        f"{program_cost.name}, by {program_cost.by}" if several else f"by {program_cost.by}",
-        columns,
-        rows,
-    )
+    by = f"by {program_cost.by}"
+    table = _groups_table(program_cost, program_cost.groups, is_on_page=True)
+    if times is not None and program_cost.by == "line":
+        table = _with_times(program_cost, table, times)
+    caption = f"{program_cost.name}, {by}" if several else by
+    return table._replace(caption=caption)
 
 
 def _with_times(
-    program_cost: Cost,
-    rows: Sequence[list[views.Cell]],
-    times: Mapping[str, Sequence[views.Cell]],
-    line_of: views.Lines,
-) -> list[list[views.Cell]]:
+    program_cost: Cost, table: views.Table, times: Mapping[str, Sequence[views.Cell]]
+) -> views.Table:
     """Add the measured time to the rows of lines, and rows of lines without cost; sort by time."""
     left = dict(times)
     unknown = [views.Cell(""), views.Cell("")]
-    pairs = zip(program_cost.groups, rows, strict=True)
-    timed = [[*left.pop(group.name, unknown), *row] for group, row in pairs]
-    for name, cells in left.items():
-        line = views.Cell(name or "unknown line", link=line_of(name))
-        timed.append([*cells, *[views.Cell("")] * 5, line])
-    return sorted(timed, key=lambda row: -(row[0].number or 0.0))
-
-
-def _cost_row(program_cost: Cost, group: Group, line_of: views.Lines) -> list[views.Cell]:
-    flops, size = (n if type(n) is int else None for n in (group.work.flops, group.work.bytes))
-    intensity = flops / size if flops is not None and size else None
-    return [
-        views.Cell(number_text(group, "flops") or "0", flops),
-        views.share(weight_of(group), weight_of(program_cost.total)),
-        views.Cell(bytes_text(group.work.bytes), size),
-        views.share(size, program_cost.total.work.bytes),
-        views.Cell("" if intensity is None else f"{intensity:.1f}", intensity),
-        views.Cell(
-            "".join(name_texts(program_cost, group)),
-            link=line_of(group.name) if group.line is not None else None,
-            indent=max(len(group.path) - 1, 0),
-        ),
+    timed = [
+        [*left.pop(group.name, unknown), *_row(program_cost, group, is_on_page=True)]
+        for group in program_cost.groups
     ]
+    for name, cells in left.items():
+        line = views.Cell(name or _UNNAMED["line"], link=name)
+        timed.append([*cells, *[views.Cell("")] * (len(table.columns) - 1), line])
+    timed.sort(key=lambda row: -(row[0].number or 0.0))
+    columns = *map(views.number_column, ("share", "measured")), *table.columns
+    return table._replace(columns=columns, rows=timed)
 
 
 def cost_icicles(

@@ -5,25 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from jaxprtool.commands.compare.table import (
     divergence,
     errors_table,
     measure_cells,
-    result_type_text,
+    typed_cell,
 )
 from jaxprtool.ir.documents import plural, some, with_prefix
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    facts_table,
-    line_text,
-    new_table,
-    number_column,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn, facts_table, line_text
+from jaxprtool.render.views import Column, Row, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.commands.compare.bisection import Cause, Determinism, Repetition
@@ -38,7 +31,7 @@ def determinism_table(report: Determinism, width: int) -> Rendering:
     parts: list[RenderableType] = [
         Text(heading(report), style=tables.HEADING),
         Text(),
-        _runs(report),
+        drawn(_runs(report)),
     ]
     for cause in report.causes:
         parts += [Text(), _cause(cause)]
@@ -70,15 +63,9 @@ def heading(report: Determinism) -> str:
 
 
 def _runs(report: Determinism) -> Table:
-    table = new_table(
-        "",
-        Column("run", no_wrap=True),
-        text_column("results"),
-        *map(number_column, ("ULPs", "absolute")),
-    )
-    for repetition in report.repetitions:
-        table.add_row(repetition.name, *_verdict(repetition))
-    return table
+    columns = Column("run"), Column("results"), *map(number_column, ("ULPs", "absolute"))
+    rows = [[repetition.name, *_verdict(repetition)] for repetition in report.repetitions]
+    return Table("", columns, rows)
 
 
 def _verdict(repetition: Repetition) -> tuple[str, str, str]:
@@ -118,23 +105,18 @@ def _prefix(cause: Cause, prefix: Prefix) -> list[RenderableType]:
         f"from fusion. The first {plural(prefix.count, 'equation')} of {prefix.total}, compiled "
         "together, differ; without the last one they do not."
     )
-    table = errors_table("value")
-    for result in prefix.results:
-        name = Text(result.name, style=tables.PRIMITIVE).append(
-            f" {result_type_text(result)}", style=tables.TYPE
-        )
-        table.add_row(name, *measure_cells(result))
+    rows: list[Row] = [[typed_cell(result), *measure_cells(result)] for result in prefix.results]
     where = f"{cause.name} differs from {cause.divergence.reference} by fusion, up to "
     return [
         Text(f"{where}{prefix.primitive}", style=tables.HEADING),
         *([line_text(prefix.source, prefix.code)] if prefix.source else []),
         Text(said),
         Text(),
-        table,
+        drawn(errors_table(["value"], rows)),
     ]
 
 
-def _risks(report: Determinism) -> Table:
+def _risks(report: Determinism) -> RenderableType:
     rows = []
     for risk in report.risks:
         name = f"{risk.count} {risk.primitive}" if risk.count > 1 else risk.primitive

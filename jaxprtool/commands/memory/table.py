@@ -11,26 +11,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from jaxprtool.errors import OutputError
 from jaxprtool.ir.documents import document, in_bytes, plural, times
 from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.meshes import partitioner_notes
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
 from jaxprtool.ir.scopes import function_levels
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    ALL,
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    share_text,
-    split_rows,
-    text_column,
-    value_cell,
-)
+from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.commands.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
@@ -73,20 +64,31 @@ def memory_table(
     if memory.temporary_bytes:
         parts += [Text(), _curve(memory, min(width, _WIDEST))]
     if memory.live:
-        columns = number_column("share"), number_column("bytes"), text_column("values", tables.TYPE)
-        table = new_table("", *columns, text_column("value and last reader"))
-        shown, others = split_rows(memory.live, top)
-        for live in shown:
-            share = share_text(live.bytes, memory.peak_bytes)
-            what = value_cell(*live_texts(live), how_long_text(live))
-            table.add_row(share, in_bytes(live.bytes), times(live.count, live.type), what)
-        rest = sum(live.bytes for live in others)
-        cells = share_text(rest, memory.peak_bytes), in_bytes(rest), ""
-        add_more(table, len(others), *cells, option=option)
-        parts += [Text(), table]
+        parts += [Text(), drawn(_live_table(memory, ""), top, option)]
     if missing is not None:
         parts += [Text(), Text(donation_text(missing), style=tables.LITERAL)]
     return Rendering(Group(*parts), width)
+
+
+def _live_table(memory: Memory, caption: str) -> views.Table:
+    columns = (
+        views.share_column(is_summed=True),
+        views.number_column("bytes", in_bytes),
+        views.Column("values", Type),
+        views.Column("value and last reader"),
+    )
+    return views.Table(caption, columns, [_live_row(live, memory) for live in memory.live])
+
+
+def _live_row(live: Live, memory: Memory) -> list[views.Cell]:
+    until = live.source if live.kind == "room" else live.reader_source
+    below = views.Cell(how_long_text(live), link=until)
+    return [
+        views.share(live.bytes, memory.peak_bytes),
+        views.bytes_cell(live.bytes),
+        views.Cell(times(live.count, live.type), live.count),
+        views.value_cell(*live_texts(live))._replace(link=live.source, below=below),
+    ]
 
 
 # --- texts ------------------------------------------------------------------------------------
@@ -281,19 +283,22 @@ def compiled_table(
         top: The number of lines shown; None for all.
         option: The option that shows all; "" if none does.
     """
-    columns = number_column("share"), number_column("bytes"), number_column("estimate")
-    table = new_table("", *columns, text_column("line and its buffers"))
-    shown, rest = split_rows(peak.lines, top)
-    for line in shown:
-        share = share_text(line.bytes, peak.peak_bytes)
-        sizes = in_bytes(line.bytes), in_bytes(line.estimate_bytes)
-        table.add_row(share, *sizes, Text(line.line, style=tables.BINDER))
-        for bytes_text, what in _buffers(line):
-            below = Padding(what, (0, 0, 0, 2))
-            table.add_row("", Text(bytes_text, style=tables.COMMENT), "", below)
-    size, estimate = sum(line.bytes for line in rest), sum(line.estimate_bytes for line in rest)
-    cells = share_text(size, peak.peak_bytes), in_bytes(size), in_bytes(estimate)
-    add_more(table, len(rest), *cells, option=option)
+    columns = (
+        views.share_column(is_summed=True),
+        views.number_column("bytes", in_bytes),
+        views.number_column("estimate", in_bytes),
+        views.Column("line and its buffers"),
+    )
+    rows = []
+    for line in peak.lines:
+        sizes = map(views.bytes_cell, (line.bytes, line.estimate_bytes))
+        cells = [
+            views.share(line.bytes, peak.peak_bytes),
+            *sizes,
+            views.Cell(BinderToken(line.line)),
+        ]
+        rows.append(views.RowGroup(cells, list(_buffers(line))))
+    table = drawn(views.Table("", columns, rows), top, option)
     heading = Text(heading_text(peak), style=tables.HEADING)
     return Rendering(Group(heading, *map(Text, peak_facts(peak)), Text(), table), width)
 
@@ -328,19 +333,17 @@ def peak_facts(peak: CompiledPeak) -> Iterator[str]:
         yield f"values of {values} share the {room} of temporaries; {unused} is unused at the peak"
 
 
-def _buffers(line: LineBytes) -> Iterator[tuple[str, Text]]:
-    """Yield the size and a description of the largest buffers of a line."""
+def _buffers(line: LineBytes) -> Iterator[views.Row]:
+    """Yield the sizes and descriptions of the largest buffers of a line."""
     for buffer in line.buffers[:_BUFFERS]:
-        cell = Text()
-        if buffer.type:
-            cell.append(f"{times(buffer.count, buffer.type)} ", style=tables.TYPE)
-        cell.append(buffer.what, style=tables.PRIMITIVE)
-        if note := _note(buffer, line.line):
-            cell.append(f", {note}", style=tables.COMMENT)
-        yield in_bytes(buffer.bytes), cell
+        type_ = f"{times(buffer.count, buffer.type)} " if buffer.type else ""
+        note = _note(buffer, line.line)
+        what = [Type(type_), PrimitiveName(buffer.what), Comment(f", {note}" if note else "")]
+        yield ["", Comment(in_bytes(buffer.bytes)), "", views.Cell(what, indent=1)]
     if rest := line.buffers[_BUFFERS:]:
-        size = sum(buffer.bytes for buffer in rest)
-        yield in_bytes(size), Text(f"{plural(len(rest), 'other')}", style=tables.COMMENT)
+        what = [Comment(plural(len(rest), "other"))]
+        size = in_bytes(sum(buffer.bytes for buffer in rest))
+        yield ["", Comment(size), "", views.Cell(what, indent=1)]
 
 
 def _note(buffer: PeakBuffer, line: str) -> str:
@@ -357,22 +360,20 @@ def _note(buffer: PeakBuffer, line: str) -> str:
 _SCALE, _AT_PEAK = 1000, 3
 
 
-def memory_view(
-    memories: Sequence[Memory | str], line_of: views.Lines, split: str | None = None
-) -> views.PageView:
+def memory_view(memories: Sequence[Memory | str], split: str | None = None) -> views.PageView:
     """Return the view of the memory of programs, or why it is unknown; see `cost_view`."""
     usages = [usage for usage in memories if not isinstance(usage, str)]
     return views.PageView(
         "memory",
         [
-            *views.partitioner_notes(usages, split),
+            *partitioner_notes(usages, split),
             *(
                 usage if isinstance(usage, str) else _memory_fact(usage, split)
                 for usage in memories
             ),
         ],
-        [_memory_table(usage, line_of) for usage in usages],
-        [_page_curve(usage, line_of) for usage in usages],
+        [_live_table(usage, f"live at the peak of {usage.name}") for usage in usages],
+        list(map(_page_curve, usages)),
     )
 
 
@@ -382,32 +383,7 @@ def _memory_fact(usage: Memory, split: str | None) -> str:
     return "; ".join(filter(None, (peak_text(usage), kinds_text(usage), whole)))
 
 
-def _memory_table(usage: Memory, line_of: views.Lines) -> views.Table:
-    columns = (
-        ("bytes", True),
-        ("share", True),
-        ("values", False),
-        ("value and last reader", False),
-    )
-    rows = [_live_row(live, usage.peak_bytes, line_of) for live in usage.live]
-    return views.page_table(f"live at the peak of {usage.name}", columns, rows)
-
-
-def _live_row(live: Live, peak: int, line_of: views.Lines) -> list[views.Cell]:
-    until = views.linked(live.source if live.kind == "room" else live.reader_source, line_of)
-    return [
-        views.Cell(in_bytes(live.bytes), live.bytes),
-        views.share(live.bytes, peak),
-        views.Cell(times(live.count, live.type), live.count),
-        views.Cell(
-            views.joined(live_texts(live)),
-            link=views.linked(live.source, line_of),
-            below=views.Cell(how_long_text(live), link=until),
-        ),
-    ]
-
-
-def _page_curve(usage: Memory, line_of: views.Lines) -> views.Curve:
+def _page_curve(usage: Memory) -> views.Curve:
     """Return the curve of bytes over the equations in execution order."""
     points, highest = usage.curve, max(usage.peak_bytes, 1)
     last = points[-1].position + 1
@@ -417,14 +393,12 @@ def _page_curve(usage: Memory, line_of: views.Lines) -> views.Curve:
         left, right = (round(_SCALE * at / last, 1) for at in (point.position, end))
         top = round(_SCALE * (1 - point.bytes / highest), 1)
         text = f"{in_bytes(point.bytes)} {point_text(point)}"
-        link = views.linked(point.source, line_of)
-        steps.append(views.CurveStep(left, right, top, text, link))
+        steps.append(views.CurveStep(left, right, top, text, point.source))
     label = f"{usage.name}: memory from the first equation to the last"
     axis = [(round(100 * size / highest, 1), in_bytes(size)) for size in marks(highest, 4)]
     largest = [
         views.Cell(
-            f"{in_bytes(live.bytes)} {views.joined(live_texts(live))}",
-            link=views.linked(live.source, line_of),
+            f"{in_bytes(live.bytes)} {' '.join(filter(None, live_texts(live)))}", link=live.source
         )
         for live in usage.live[:_AT_PEAK]
     ]
@@ -459,7 +433,7 @@ def memory_icicle(
         else:
             functions = (level.name for level in function_levels(value.frames[::-1], reader))
             path = [*functions, value.source.partition(BEHIND)[0]]
-        amounts[top, *path, views.joined((value.primitive, value.type))] += value.bytes
+        amounts[top, *path, " ".join(filter(None, (value.primitive, value.type)))] += value.bytes
     note = "functions and lines that compute the values"
     return views.icicle("live at the peak", usage.name, amounts, in_bytes, line_of, note)
 

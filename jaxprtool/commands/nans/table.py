@@ -6,23 +6,14 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Group, RenderableType
-from rich.table import Column, Table
 from rich.text import Text
 
 from jaxprtool.ir.documents import document, plural, some
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    ALL,
-    Rendering,
-    add_more,
-    facts_table,
-    line_text,
-    new_table,
-    number_column,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, facts_table, line_text
+from jaxprtool.render.views import Cell, Column, Row, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.commands.nans.nans import BadValue, NanSearch, Operand
@@ -42,10 +33,10 @@ def first_found(search: NanSearch, width: int) -> Rendering:
         parts.append(line_text(first.source, first.code))
     parts.append(facts_table(_facts(first)))
     if first.operands:
-        parts += [Text(), _values("operands", first.operands)]
+        parts += [Text(), drawn(_values("operands", first.operands))]
         earlier = [value for value in first.way if value not in first.operands]
         if earlier:
-            parts += [Text(), _values("earlier values, nearest first", earlier)]
+            parts += [Text(), drawn(_values("earlier values, nearest first", earlier))]
     others = len(search.found) - 1
     if others:
         verb = "makes" if others == 1 else "make"
@@ -64,18 +55,22 @@ def all_found(search: NanSearch, width: int, top: int | None) -> Rendering:
     """
     if not search.found:
         return first_found(search, width)
-    maker, line = Column("from", style=tables.PRIMITIVE), text_column("line", tables.BINDER)
-    columns = "what", maker, line, "iteration", text_column("reaches")
-    table = new_table(f"{search.name}: {len(search.found):,} found", *columns)
-    shown, rest = split_rows(search.found, top)
-    for value in shown:
+    columns = [
+        Column("what"),
+        Column("from", PrimitiveName),
+        Column("line", BinderToken),
+        Column("iteration"),
+        Column("reaches"),
+    ]
+    rows = []
+    for value in search.found:
         iterations = ", ".join(map(str, value.iteration))
         made_by = value.primitive or value.argument or "the program"
         reached = _reached(value)
         reached = reached if len(reached) <= width // 2 else _reached(value, 1)
-        table.add_row(value.kind, made_by, value.source, iterations, reached)
-    add_more(table, len(rest), "", "", "", "")
-    return Rendering(table, width)
+        rows.append([value.kind, made_by, value.source, iterations, reached])
+    table = Table(f"{search.name}: {len(search.found):,} found", columns, rows)
+    return Rendering(drawn(table, top), width)
 
 
 def _heading(search: NanSearch, first: BadValue) -> str:
@@ -124,15 +119,18 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:
     numbers = map(number_column, ("minimum", "maximum", "element"))
-    table = new_table(heading, text_column("value"), text_column("type", tables.TYPE), *numbers)
+    rows: list[Row] = []
     for value in values:
-        what = Text(value.argument or value.primitive or "a constant", style=tables.PRIMITIVE)
-        what.append(f" {value.source}" if value.source else "", style=tables.BINDER)
         wrong = [(value.nans, "NaN"), (value.infs, "infinite")]
         bad = ", ".join(f"{count:,} {kind}" for count, kind in wrong if count)
-        what.append(f" ({bad})" if bad else "", style=tables.COMMENT)
-        table.add_row(what, value.type, *map(_number, (value.low, value.high, value.element)))
-    return table
+        what = [
+            PrimitiveName(value.argument or value.primitive or "a constant"),
+            BinderToken(f" {value.source}" if value.source else ""),
+            Comment(f" ({bad})" if bad else ""),
+        ]
+        bounds = map(_number, (value.low, value.high, value.element))
+        rows.append([Cell(what), value.type, *bounds])
+    return Table(heading, [Column("value"), Column("type", Type), *numbers], rows)
 
 
 def _number(number: object) -> str:

@@ -7,22 +7,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.commands.memory.table import memory_line, multiple_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
+from jaxprtool.ir.notation.tokens import Comment, SharedName
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    share_text,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn
+from jaxprtool.render.views import Cell, Column, Row, Table, number_column, share
 
 if TYPE_CHECKING:
     from jaxprtool.commands.outline.compile_time import CompileProfile, CompileWay, UnrolledLoop
@@ -61,7 +54,7 @@ def _rendering(
         written = plural(repetition.written, "equation")
         heading = f"{repetition.name}: {written}, {repetition.equations:,} with calls inlined"
     if repetition.bodies:
-        table = _table(heading, [*_nested(repetition.bodies)], path, top)
+        table = drawn(_table(heading, [*_nested(repetition.bodies)], path), top)
         rest = f"{repetition.rest:,}", f"{repetition.rest / repetition.equations:.1%}"
         table.add_row(Text("the rest", style=tables.COMMENT), "", *rest, "")
         total = f"{size} inlined, {repetition.compiled:,} after outlining"
@@ -71,7 +64,7 @@ def _rendering(
             total += f"\ntemporary memory: {memory_line(repetition.memory)}"
     elif repetition.small:
         small = [(0, body) for body in repetition.small]
-        table = _table(f"{heading}, too little repetition to outline", small, path, top)
+        table = drawn(_table(f"{heading}, too little repetition to outline", small, path), top)
         total = "--equations N outlines bodies of at least N equations anyway"
     else:
         return Rendering(Text(f"{heading}, no repetition"), width)
@@ -82,21 +75,20 @@ def _table(
     heading: str,
     bodies: Sequence[tuple[int, RepeatedBody]],
     path: Callable[[str], str],
-    top: int | None,
 ) -> Table:
     counts = map(number_column, ("copies", "equations", "share"))
-    columns = (
-        text_column("repeated body", tables.SHARED_NAME),
-        *counts,
-        text_column("source", tables.COMMENT),
-    )
-    table = new_table(heading, *columns)
-    shown, rest = split_rows(bodies, top)
-    for depth, body in shown:
-        name, source = Text("  " * depth + body.name), Text(source_range_text(body.source, path))
-        table.add_row(name, f"{body.copies:,}", f"{body.equations:,}", f"{body.share:.1%}", source)
-    add_more(table, len(rest))
-    return table
+    columns = Column("repeated body", SharedName), *counts, Column("source", Comment)
+    rows: list[Row] = [
+        [
+            Cell(body.name, indent=depth),
+            f"{body.copies:,}",
+            f"{body.equations:,}",
+            f"{body.share:.1%}",
+            source_range_text(body.source, path),
+        ]
+        for depth, body in bodies
+    ]
+    return Table(heading, columns, rows)
 
 
 def _nested(bodies: Sequence[RepeatedBody], depth: int = 0) -> Iterator[tuple[int, RepeatedBody]]:
@@ -207,7 +199,7 @@ def compile_ways_table(
     measured = any(way.cpu_seconds is not None for way in ways)
     compared = current.seconds is not None
     titles = ("kernels", "different", *["compile"] * compared, *["measured"] * measured, "memory")
-    rows = new_table("", text_column("passes", tables.SHARED_NAME), *map(number_column, titles))
+    rows = []
     for way in ways:
         estimate = way.estimate
         cells = [f"{estimate.kernels:,}", f"{estimate.different:,}"]
@@ -216,8 +208,9 @@ def compile_ways_table(
         if measured:
             cells.append("" if way.cpu_seconds is None else duration(way.cpu_seconds))
         cells.append("" if way.memory is None else in_bytes(way.memory))
-        rows.add_row(way.pipeline or "as traced", *cells)
-    return Rendering(Group(rows, Text(), Text(_best(ways))), width)
+        rows.append([way.pipeline or "as traced", *cells])
+    table = Table("", [Column("passes", SharedName), *map(number_column, titles)], rows)
+    return Rendering(Group(drawn(table), Text(), Text(_best(ways))), width)
 
 
 def unrolled_lines(
@@ -248,31 +241,35 @@ def unrolled_lines(
 def profile_tables(profile: CompileProfile, roots: Sequence[Root], width: int) -> Rendering:
     """Return the compile time by stage, pass of XLA, and body."""
     whole = profile.trace + profile.lower + profile.compile
-    stages = new_table("", text_column("stage"), number_column("time"), number_column("share"))
-
-    def add(name: str, seconds: float) -> None:
-        stages.add_row(name, duration(seconds), share_text(seconds, whole))
-
-    add("trace", profile.trace)
-    add("lower", profile.lower)
-    add("XLA", profile.compile)
+    rows = [("trace", profile.trace, 0), ("lower", profile.lower, 0), ("XLA", profile.compile, 0)]
     for stage in profile.stages:
-        add(f"  {stage.name}", stage.seconds)
+        rows.append((stage.name, stage.seconds, 1))
         for xla_pass in profile.passes if stage.name == _WHOLE_PROGRAM else ():
             if xla_pass.seconds > _SHOWN * whole:
-                add(f"    {xla_pass.name}", xla_pass.seconds)
+                rows.append((xla_pass.name, xla_pass.seconds, 2))
+    columns = Column("stage"), *map(number_column, ("time", "share"))
+    cells: list[Row] = [
+        [Cell(name, indent=depth), duration(seconds), share(seconds, whole)]
+        for name, seconds, depth in rows
+    ]
+    stages = drawn(Table("", columns, cells))
     cpu = Text(f"XLA took {duration(profile.compile_cpu)} of CPU time")
     if not profile.bodies:
         return Rendering(Group(stages, Text(), cpu), width)
     path = frames_now(roots).path
     counts = map(number_column, ("kernels", "time", "share"))
-    bodies = new_table(
-        "", text_column("compiled body", tables.SHARED_NAME), *counts, text_column("source")
-    )
-    for body in profile.bodies:
-        cells = f"{body.kernels:,}", duration(body.seconds), f"{body.share:.1%}"
-        bodies.add_row(body.name or "XLA's own", *cells, source_range_text(body.source, path))
-    return Rendering(Group(stages, Text(), cpu, Text(), bodies), width)
+    columns = Column("compiled body", SharedName), *counts, Column("source")
+    bodies = [
+        [
+            body.name or "XLA's own",
+            f"{body.kernels:,}",
+            duration(body.seconds),
+            f"{body.share:.1%}",
+            source_range_text(body.source, path),
+        ]
+        for body in profile.bodies
+    ]
+    return Rendering(Group(stages, Text(), cpu, Text(), drawn(Table("", columns, bodies))), width)
 
 
 def _best(ways: Sequence[CompileWay]) -> str:

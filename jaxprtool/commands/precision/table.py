@@ -10,17 +10,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.notation.tokens import BinderToken
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    add_more,
-    facts_table,
-    line_text,
-    new_table,
-    number_column,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn, facts_table
+from jaxprtool.render.views import Cell, Column, Row, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.commands.compare.variants import KeptPlace, Precision
@@ -44,18 +37,14 @@ def precision_text(choice: Precision, width: int, top: int | None = tables.ROWS)
     """
     parts: list[RenderableType] = [Text(heading(choice), style=tables.HEADING), Text()]
     if choice.kept:
-        columns = (
-            number_column("alone"),
-            number_column("with others"),
-            text_column(f"{choice.by} to keep"),
-        )
-        table = new_table(_ERRORS, *columns)
-        shown, rest = split_rows(choice.kept, top)
-        for place in shown:
+        columns = *map(number_column, ("alone", "with others")), Column(f"{choice.by} to keep")
+        rows: list[Row] = []
+        for place in choice.kept:
             errors = ratio_text(place.error), ratio_text(place.without)
-            table.add_row(*errors, line_text(place.name, _fitting(place, width)))
-        add_more(table, len(rest), "", "")
-        parts += [table, Text()]
+            code = _fitting(place, width)
+            name = [BinderToken(place.name), f"  {code}" if code else ""]
+            rows.append([*errors, Cell(name)])
+        parts += [drawn(Table(_ERRORS, columns, rows), top), Text()]
     parts.append(facts_table(_facts(choice)))
     return Rendering(Group(*parts), width)
 

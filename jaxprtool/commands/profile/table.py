@@ -7,23 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Group as Parts
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.notation.tokens import BinderToken, Comment
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    ALL,
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.commands.profile.lines import (
@@ -51,8 +43,8 @@ _NOTED = 0.1
 #: The minimum slowdown by the profiler for a note on it.
 _SLOWED = 1.5
 
-#: The minimal width of the names of groups.
-_LEAST = 20
+#: The title of the table of XLA's own work.
+OWN_WORK = "XLA's own work, and idle time"
 
 _UNNAMED = {
     "line": "unknown line",
@@ -75,17 +67,12 @@ def profile_table(
         option: The option or command that shows all.
     """
     shown, rest = split_rows(profile.by(by), top)
-    table = _operations(width) if by == "op" else _groups(profile, by, width)
     shown = _in_tree(shown) if by == "scope" else shown
-    rows = [timed_cells(profile, by, group, width) for group in shown]
-    headings = [str(column.header) for column in table.columns[:-1]]
-    taken = sum(max(map(len, column)) + 3 for column in zip(headings, *rows, strict=True))
-    for group, row in zip(shown, rows, strict=True):
-        table.add_row(*row, _named(group, by, max(width - taken, _LEAST)))
-    add_more(table, len(rest), *[""] * (len(table.columns) - 1), option=option)
-    parts: list[RenderableType] = [Text(title(profile), style=tables.HEADING), table]
+    table = timed_table(profile, by, shown, width >= _WIDE)._replace(more=len(rest))
+    heading = Text(title(profile), style=tables.HEADING)
+    parts: list[RenderableType] = [heading, drawn(table, option=option)]
     if own_work := [work for work in profile.own if work.share >= _SMALL]:
-        parts += [Text(), _own_table(own_work)]
+        parts += [Text(), drawn(own_table(own_work, heading=OWN_WORK))]
     parts += [Text(), *map(Text, profile_notes(profile))]
     return Rendering(Parts(*parts), width)
 
@@ -102,110 +89,107 @@ def time_text(profile: Profile) -> str:
     return f"{duration(profile.wall_seconds)}{per_call}"
 
 
-def timed_columns(profile: Profile, by: By, width: int) -> list[str]:
-    """Return the headings of a table of groups, without that of their names."""
-    headings = ["share", "time"]
-    if any(line.backward_seconds for line in profile.lines):
-        headings.append("backward")
+def timed_table(
+    profile: Profile, by: By, groups: Sequence[Any], is_wide: bool = True
+) -> views.Table:
+    """Return a table of groups of a profile; a narrow one has fewer columns."""
+    names = ["share", "time"]
+    if by != "op" and any(line.backward_seconds for line in profile.lines):
+        names.append("backward")
     if by == "line" and profile.moved_bytes is not None:
-        headings.append("moved")
+        names.append("moved")
     if by == "line" and profile.has_rates:
-        headings += ["FLOP/s", "bytes/s"] if width >= _WIDE else ["FLOP/s"]
-    return [*headings, "calls"] if width >= _WIDE else headings
+        names += ["FLOP/s", "bytes/s"] if is_wide else ["FLOP/s"]
+    names += ["calls"] if is_wide else []
+    heading = "operation" if by == "op" else by
+    columns = [*map(views.number_column, names), views.Column(heading, BinderToken)]
+    return views.Table("", columns, [_row(group, by, names) for group in groups])
 
 
-def timed_cells(profile: Profile, by: By, group: Any, width: int) -> list[str]:
-    """Return the cells of a row, without its name."""
-    if by == "op":
-        calls = [f"{group.calls:,.0f}"] if width >= _WIDE else []
-        return [f"{group.share:.1%}", duration(group.seconds), *calls]
-    texts = timed_numbers(group)
-    return [texts[name] for name in timed_columns(profile, by, width)]
+def _row(group: Any, by: By, names: Sequence[str]) -> list[views.Cell]:
+    numbers = _operation_numbers(group) if by == "op" else _timed_numbers(group)
+    name = _operation(group) if by == "op" else _name(group, by)
+    return [*(numbers[heading] for heading in names), name]
 
 
-def timed_numbers(group: Timed) -> dict[str, str]:
-    """Return the numbers of a group by the heading of their column."""
-    mark = SPLIT if group.is_split else ""
+def _operation_numbers(group: Timed | TimedOperation) -> dict[str, views.Cell]:
     return {
-        "share": f"{group.share:.1%}",
-        "time": f"{mark}{duration(group.seconds)}",
-        "backward": duration(group.backward_seconds) if group.backward_seconds else "·",
-        "moved": in_bytes(group.moved_bytes) if group.moved_bytes else "·",
-        "FLOP/s": _rate(group.flops_per_second),
-        "bytes/s": _rate(group.bytes_per_second),
-        "calls": f"{group.calls:,.0f}",
+        "share": views.share(group.share, 1),
+        "time": views.Cell(duration(group.seconds), group.seconds),
+        "calls": views.Cell(f"{group.calls:,.0f}", group.calls),
     }
+
+
+def _timed_numbers(group: Timed) -> dict[str, views.Cell]:
+    """Return the numbers of a group by the heading of their column."""
+    backward, moved = group.backward_seconds, group.moved_bytes
+    return {
+        **_operation_numbers(group),
+        "time": views.Cell(timed_text(group), group.seconds),
+        "backward": views.Cell(duration(backward) if backward else "·", backward),
+        "moved": views.Cell(in_bytes(moved) if moved else "·", moved),
+        "FLOP/s": views.Cell(_rate(group.flops_per_second), group.flops_per_second),
+        "bytes/s": views.Cell(_rate(group.bytes_per_second), group.bytes_per_second),
+    }
+
+
+def timed_text(group: Timed) -> str:
+    """Return the time of a group, with a mark if it is an estimate: `~3.87 ms`."""
+    return f"{SPLIT if group.is_split else ''}{duration(group.seconds)}"
 
 
 def _rate(value: float | None) -> str:
     return "" if value is None else with_prefix(round(value)) if value else "·"
 
 
-def _groups(profile: Profile, by: By, width: int) -> Table:
-    return new_table(
-        "", *map(number_column, timed_columns(profile, by, width)), text_column(by, tables.BINDER)
-    )
-
-
-def _operations(width: int) -> Table:
-    wide = [number_column("calls")] if width >= _WIDE else []
-    return new_table(
-        "",
-        number_column("share"),
-        number_column("time"),
-        *wide,
-        text_column("operation", tables.BINDER),
-    )
-
-
-def _named(group: Any, by: By, width: int) -> Text:
-    return _operation(group) if by == "op" else _name(group, by, width)
-
-
-def _name(group: Timed, by: By, width: int) -> Text:
-    if not group.name:
-        return Text(_UNNAMED[by], style=tables.COMMENT)
-    name = Text("  " * (len(group.path) - 1) + (group.path[-1] if group.path else group.name))
-    if group.library:
-        name.append(f"{BEHIND}{group.library}", style=tables.COMMENT)
-    if group.line is not None and (code := source_text.line(*group.line[:2])):
-        below = Text(f"\n{code}", style=tables.COMMENT)
-        below.truncate(width, overflow="ellipsis")
-        name.append(below)
-    if group.own_seconds > _NOTED * group.seconds:
-        name.append(f"\n{duration(group.own_seconds)} is XLA's own work", style=tables.COMMENT)
+def _name(group: Timed, by: By) -> views.Cell:
+    name, line = group.path[-1] if group.path else group.name, group.line
+    behind = f"{BEHIND}{group.library}" if group.library else ""
+    code = "" if line is None else source_text.line(*line[:2])
+    notes = []
+    if name and group.own_seconds > _NOTED * group.seconds:
+        notes.append(f"{duration(group.own_seconds)} is XLA's own work")
     if group.moved:
-        name.append(f"\n{moved_text(group.moved)}", style=tables.COMMENT)
-    return name
+        notes.append(_moved_text(group.moved))
+    return views.Cell(
+        [name, Comment(behind if name else _UNNAMED[by])],
+        link=None if line is None else group.name,
+        indent=max(len(group.path) - 1, 0),
+        code=code,
+        below=views.Cell("\n".join(notes)),
+    )
 
 
-def moved_text(moved: Sequence[MovedValues]) -> str:
+def _moved_text(moved: Sequence[MovedValues]) -> str:
     """Return the kinds of collectives, and how many values they move: `8 all-gathers`."""
     return ", ".join(plural(round(collective.count), collective.kind) for collective in moved)
 
 
-def _operation(operation: TimedOperation) -> Text:
-    name = Text(operation.name).append(
-        f" {operation.own or operation.opcode}", style=tables.COMMENT
+def _operation(operation: TimedOperation) -> views.Cell:
+    return views.Cell(
+        [operation.name, Comment(f" {operation.own or operation.opcode}")],
+        below=_lines_cell(operation.lines),
     )
-    if operation.lines:
-        name.append(f"\n{', '.join(operation.lines)}", style=tables.COMMENT)
-    return name
 
 
-def _own_table(own_work: Sequence[OwnWork]) -> Table:
-    table = new_table(
-        "",
-        number_column("share"),
-        number_column("time"),
-        text_column("XLA's own work, and idle time"),
-    )
-    for work in own_work:
-        what = Text(work.kind)
-        if work.lines:
-            what.append(f"  {', '.join(work.lines)}", style=tables.COMMENT)
-        table.add_row(f"{work.share:.1%}", duration(work.seconds), what)
-    return table
+def _lines_cell(lines: Sequence[str]) -> views.Cell | None:
+    return views.Cell(", ".join(lines), link=lines[0]) if lines else None
+
+
+def own_table(own_work: Sequence[OwnWork], caption: str = "", heading: str = "work") -> views.Table:
+    """Return a table of XLA's own work."""
+    columns = *map(views.number_column, ("share", "time")), views.Column(heading)
+    rows = [
+        [
+            views.share(work.share, 1),
+            views.Cell(duration(work.seconds), work.seconds),
+            views.Cell([work.kind, Comment(f"  {', '.join(work.lines)}")], link=work.lines[0])
+            if work.lines
+            else work.kind,
+        ]
+        for work in own_work
+    ]
+    return views.Table(caption, columns, rows)
 
 
 def _in_tree(groups: Sequence[Timed]) -> tuple[Timed, ...]:
@@ -262,9 +246,6 @@ def profile_notes(profile: Profile) -> Iterator[str]:
 
 
 def time_cells(line: TimedLine) -> list[views.Cell]:
-    """Return the cells of the measured time of a line and its share, for a page."""
-    percent = 100 * line.share
-    return [
-        views.Cell(timed_numbers(line)["time"], line.seconds),
-        views.Cell(f"{percent:.1f}%", percent, percent=percent),
-    ]
+    """Return the cells of the share and the measured time of a line, for a page."""
+    numbers = _timed_numbers(line)
+    return [numbers["share"], numbers["time"]]

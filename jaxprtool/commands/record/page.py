@@ -41,13 +41,24 @@ from jaxprtool.render.page import (
     compressed,
     environment,
     hash_of,
+    linked_view,
+    page_table,
     program_rows,
     static_files,
 )
 from jaxprtool.render.reports.programs import facts as size_facts
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
-from jaxprtool.render.views import Cell, FramePath, Icicle, PageView, Table, icicle
+from jaxprtool.render.views import (
+    Cell,
+    Column,
+    FramePath,
+    Icicle,
+    PageView,
+    Table,
+    icicle,
+    number_column,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -460,9 +471,9 @@ class _Page:
 
     def _views(self, detail: Details) -> Iterator[PageView]:
         if detail.cost is not None:
-            yield cost_view([detail.cost], self._sources.line_of)
+            yield linked_view(cost_view([detail.cost]), self._sources.line_of)
         if detail.memory is not None:
-            yield memory_view([detail.memory], self._sources.line_of)
+            yield linked_view(memory_view([detail.memory]), self._sources.line_of)
 
     # --- flame graphs ---------------------------------------------------------------------------
 
@@ -518,8 +529,8 @@ class _Page:
                         self._line(reason.line),
                     ]
                 )
-        columns = (("function", False), ("what differs", False), ("times", True), ("line", False))
-        return _table("Compiled more than once, and why", columns, rows) if rows else None
+        columns = *map(Column, ("function", "what differs")), number_column("times"), Column("line")
+        return self._table("Compiled more than once, and why", columns, rows) if rows else None
 
     def _steps_table(self) -> Table | None:
         """Return what to do, with links to the lines and to the functions of the programs."""
@@ -528,7 +539,7 @@ class _Page:
             for number, function in enumerate(self._run.functions)
             for compilation in function.compilations
         }
-        columns = ("finding", False), ("program", False), ("command", False)
+        columns = tuple(map(Column, ("finding", "program", "command")))
         rows = []
         for step in self._run.next_steps:
             number = numbers.get(step.program)
@@ -541,12 +552,12 @@ class _Page:
                     Cell(one_line(step.command, 1000)),
                 ]
             )
-        return _table("What to do", columns, rows) if rows else None
+        return self._table("What to do", columns, rows) if rows else None
 
     def _tables(self) -> Iterator[Table]:
         run = self._run
         if run.outside_jit:
-            columns = ("line", False), ("programs", True), ("total", True), ("operations", False)
+            numbers = map(number_column, ("programs", "total"))
             rows = [
                 [
                     self._line(computation.line),
@@ -556,9 +567,10 @@ class _Page:
                 ]
                 for computation in run.outside_jit
             ]
-            yield _table("Small computations compiled outside of jit", columns, rows)
+            columns = Column("line"), *numbers, Column("operations")
+            yield self._table("Small computations compiled outside of jit", columns, rows)
         if run.transfers:
-            columns = ("line", False), ("what", False), ("times", True), ("bytes", True)
+            numbers = map(number_column, ("times", "bytes", "waited"))
             rows = [
                 [
                     self._line(transfer.line),
@@ -574,9 +586,9 @@ class _Page:
                 ]
                 for transfer in run.transfers
             ]
-            yield _table("Transfers and waits", (*columns, ("waited", True)), rows)
+            columns = Column("line"), Column("what"), *numbers
+            yield self._table("Transfers and waits", columns, rows)
         if run.processes:
-            columns = ("process", True), ("command", False), ("start", True), ("time", True)
             rows = [
                 [
                     Cell(f"{process.number:,}", process.number, below=Cell(f"pid {process.pid}")),
@@ -588,7 +600,9 @@ class _Page:
                 ]
                 for process in run.processes
             ]
-            yield _table("Processes", (*columns, ("JAX", False), ("ended", False)), rows)
+            times = map(number_column, ("start", "time"))
+            columns = number_column("process"), Column("command"), *times
+            yield self._table("Processes", (*columns, Column("JAX"), Column("ended")), rows)
 
     # --- the user's lines -----------------------------------------------------------------------
 
@@ -598,8 +612,13 @@ class _Page:
         return self._line_of(name) or SourceLink(name, "")
 
     def _line(self, line: str) -> Cell:
-        place = self._link(line)
-        return Cell(place.text or "unknown line", link=place if place.line else None)
+        name = one_line(line, _LONGEST)
+        return Cell(name or "unknown line", link=name)
+
+    def _table(
+        self, caption: str, columns: Sequence[Column], rows: Sequence[Sequence[Cell]]
+    ) -> Table:
+        return page_table(Table(caption, columns, rows), self._line_of)
 
     def _mentioned(self) -> set[str]:
         return {self._link(line).line for line, _ in _lines(self._run)}
@@ -654,12 +673,6 @@ def _copied(transfer: Transfer) -> str:
 def _counts(names: Mapping[str, int]) -> Iterable[str]:
     ordered = sorted(names.items(), key=lambda item: -item[1])
     return (f"{one_line(name)} ({count:,})" for name, count in ordered)
-
-
-def _table(
-    caption: str, columns: Sequence[tuple[str, bool]], rows: Sequence[Sequence[Cell]]
-) -> Table:
-    return Table(caption, columns, rows[:_MOST_ROWS], max(len(rows) - _MOST_ROWS, 0))
 
 
 def _bar(function: int, compilation: Compilation, end: float) -> _Bar:

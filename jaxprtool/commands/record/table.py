@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Table as Grid
 from rich.text import Text
 
 from jaxprtool.ir.documents import duration, in_bytes, listed, plural
 from jaxprtool.ir.frames import short_paths
+from jaxprtool.ir.notation.tokens import BinderToken, Comment
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import printable
-from jaxprtool.render.terminal.tables import ALL, Rendering, add_more, more, new_table, share_text
+from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, more, share_text
+from jaxprtool.render.views import Cell, Column, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.recording.recorded_run import (
@@ -359,7 +361,7 @@ def count_text(compilations: Sequence[Compilation]) -> str:
     return f"{said} in {processes:,} processes" if processes > 1 else said
 
 
-def _functions_table(run: Run, most: int, width: int) -> Table:
+def _functions_table(run: Run, most: int, width: int) -> RenderableType:
     shown = run.functions[:most]
     times = [times_of(function.compilations) for function in shown]
     columns: dict[str, list[str]] = {
@@ -378,17 +380,11 @@ def _functions_table(run: Run, most: int, width: int) -> Table:
     for name in ("lower", "trace"):
         if width - _taken(columns) < wanted:
             del columns[name]
-    table = new_table(
-        "",
-        *(Column(name, justify="right", no_wrap=True) for name in columns),
-        Column("function", no_wrap=True, overflow="ellipsis"),
-    )
     room = max(width - _taken(columns), len("… 1,000 more"))
     names = [_name(*texts, room) for texts in _named(shown, room)]
-    for row in zip(*columns.values(), names, strict=True):
-        table.add_row(*row)
-    add_more(table, len(run.functions) - most, *[""] * len(columns), option="")
-    return table
+    headings = *map(number_column, columns), Column("function")
+    rows = list(zip(*columns.values(), names, strict=True))
+    return drawn(Table("", headings, rows, len(run.functions) - len(shown)), option="")
 
 
 def _taken(columns: Mapping[str, Sequence[str]]) -> int:
@@ -404,15 +400,12 @@ def _named(functions: Sequence[Function], width: int) -> list[tuple[str, str]]:
     return list(zip(names, lines, strict=True))
 
 
-def _name(name: str, line: str, width: int) -> Text:
+def _name(name: str, line: str, width: int) -> Cell:
     if len(name) > width:  # keep the end, where names of methods and layers differ
         end = (width - 1) // 2
         name = f"{name[: width - 1 - end]}…{name[len(name) - end :]}"
-    shown = Text(name, style=tables.BINDER)
-    if width - len(name) > _LEAST_LINE:
-        shown.append(f"  {line}", style=tables.COMMENT)
-        shown.truncate(width, overflow="ellipsis")
-    return shown
+    room = width - len(name)
+    return Cell([BinderToken(name), Comment(_cut(f"  {line}", room) if room > _LEAST_LINE else "")])
 
 
 # --- recompilations ---------------------------------------------------------------------------
@@ -472,7 +465,7 @@ def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
 
 
 def _reasons_table(recompilations: Sequence[Again], rows: _RowLimits, width: int) -> Group:
-    table = Table.grid(padding=(0, 2))
+    table = Grid.grid(padding=(0, 2))
     table.add_column(no_wrap=True, overflow="ellipsis")
     table.add_column(overflow="fold")
     names = [
@@ -486,7 +479,8 @@ def _reasons_table(recompilations: Sequence[Again], rows: _RowLimits, width: int
     for (name, count), again in zip(names, recompilations, strict=False):
         left = Text(name, style=tables.BINDER).append(count, style="default")
         table.add_row(left, _reasons(again.reasons, rows.reasons, room))
-    add_more(table, len(recompilations) - rows.again, option="")
+    if others := more(len(recompilations[rows.again :]), option=""):
+        table.add_row(Text(others, style=tables.COMMENT))
     title = Text("compiled more than once, and why", style=tables.HEADING)
     return Group(title, Padding(table, (0, 0, 0, 2)))
 

@@ -13,7 +13,8 @@ from jaxprtool.commands.profile.page import time_icicle
 from jaxprtool.commands.residuals import table as residuals_table
 from jaxprtool.commands.shardings import table as shardings_table
 from jaxprtool.commands.show import table as show_table
-from jaxprtool.render.views import Cell, Icicle, Lines, PageView, linked
+from jaxprtool.render.page import linked_view, on_page
+from jaxprtool.render.views import Cell, Icicle, Lines, PageView
 
 if TYPE_CHECKING:
     from jaxprtool.commands.cost.estimate import Cost, FrameCost
@@ -96,8 +97,8 @@ def _icicles(report: Report, number: int, line_of: Lines) -> Iterator[Icicle | N
 
 
 def _summary_row(row: show_table.SummaryRow, line_of: Lines) -> list[Cell]:
-    link = linked(row.source, line_of)
-    return [Cell(row.share), Cell(row.number), Cell(row.name, link=link, below=Cell(row.about))]
+    name = Cell(row.name, link=row.source, below=Cell(row.about))
+    return [Cell(row.share), Cell(row.number), on_page(name, line_of)]
 
 
 def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], list[PageView]]:
@@ -114,15 +115,15 @@ def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], lis
         if times is None
         else {line.name: profile_table.time_cells(line) for line in times.lines}
     )
-    costs = table.cost_view(report.costs, line_of, cells, devices)
+    costs = table.cost_view(report.costs, cells, devices)
     if times is not None:
         fact = "; ".join((profile_table.title(times), *profile_table.profile_notes(times)))
         costs = costs._replace(facts=[*costs.facts, fact])
     views = [
         costs,
-        memory_table.memory_view(report.memories, line_of, devices),
-        residuals_table.residuals_view(report.residuals, line_of),
+        memory_table.memory_view(report.memories, devices),
+        residuals_table.residuals_view(report.residuals),
     ]
     if split is not None:
-        views.append(shardings_table.shardings_view(split, line_of))
-    return _summary_views(report, line_of), views
+        views.append(shardings_table.shardings_view(split))
+    return _summary_views(report, line_of), [linked_view(view, line_of) for view in views]

@@ -10,24 +10,15 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.commands.memory.table import unknown_text
 from jaxprtool.ir.documents import in_bytes, plural, some, times, with_prefix
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    share_text,
-    split_rows,
-    text_column,
-    value_cell,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn
 
 if TYPE_CHECKING:
     from jaxprtool.commands.residuals.residuals import (
@@ -37,9 +28,6 @@ if TYPE_CHECKING:
         Residuals,
         SavedValue,
     )
-
-#: The heading of the table of places.
-PLACEMENTS = "peaks under jax.checkpoint"
 
 #: The maximum length of a policy's arguments in the table.
 _MOST_ARGUMENTS = 40
@@ -51,61 +39,72 @@ _MOST_NAMES = 4
 def residuals_table(saved: Residuals, width: int, top: int | None = tables.TALL_ROWS) -> Rendering:
     """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
     heading = kept_total_text(saved)
-    columns = (
-        number_column("share"),
-        number_column("bytes"),
-        text_column("type", tables.TYPE),
-        number_column("cost"),
-    )
-    table = new_table(heading, *columns, text_column("value and readers"))
-    shown, rest = split_rows(grouped_residuals(saved.residuals), top)
-    for count, residual in shown:
-        table.add_row(*_cells(count, residual, saved.total_bytes))
-    add_more(table, len(rest), "", "", "", "")
-    parts: list[RenderableType] = [table, Text()] if saved.residuals else [Text(heading), Text()]
+    kept = drawn(_values_table(saved, heading), top) if saved.residuals else Text(heading)
+    parts: list[RenderableType] = [kept, Text()]
     if saved.policies:
-        parts.append(_policies(saved))
+        parts.append(drawn(_placements(saved) if saved.placements else _policies(saved)))
     if saved.proposal is not None:
         parts += [Text(), *_proposal(saved.name, saved.proposal, width)]
     return Rendering(Group(*parts), width)
 
 
-def _cells(count: int, residual: Residual, total: int | None) -> list[str | Text]:
-    share = share_text(residual.bytes, total)
-    what = value_cell(*residual_texts(residual), readers_text(residual))
-    type_ = times(count, residual.type)
-    return [share, size_text(residual.bytes), type_, recompute_text(residual), what]
-
-
-def _policies(saved: Residuals) -> Table:
-    if saved.placements:
-        return _placements(saved)
+def _values_table(saved: Residuals, caption: str) -> views.Table:
     columns = (
-        text_column("policy"),
-        number_column("bytes"),
-        text_column("largest dropped residual", tables.COMMENT),
+        views.share_column(),
+        views.number_column("bytes"),
+        views.Column("type", Type),
+        views.number_column("cost"),
+        views.Column("value and readers"),
     )
-    table = new_table("residuals under each policy of jax.checkpoint", *columns)
-    for name, size in saved.policies.items():
-        table.add_row(name, size_text(size), dropped_text(saved, name))
-    return table
+    rows = [_value_row(*group, saved.total_bytes) for group in grouped_residuals(saved.residuals)]
+    return views.Table(caption, columns, rows)
 
 
-def _placements(saved: Residuals) -> Table:
+def _value_row(count: int, residual: Residual, total: int | None) -> list[views.Cell]:
+    cost = residual.recompute if type(residual.recompute) is int else None
+    reader = residual.readers[0].source if residual.readers else ""
+    below = views.Cell(readers_text(residual), link=reader)
+    return [
+        views.share(residual.bytes, total),
+        views.Cell(size_text(residual.bytes), residual.bytes),
+        views.Cell(times(count, residual.type), count),
+        views.Cell(recompute_text(residual), cost),
+        views.value_cell(*residual_texts(residual))._replace(link=residual.source, below=below),
+    ]
+
+
+def _policies(saved: Residuals) -> views.Table:
+    columns = (
+        views.Column("policy"),
+        views.number_column("bytes"),
+        views.Column("largest dropped residual", Comment),
+    )
+    rows: list[views.Row] = [
+        [name, views.Cell(size_text(size), size), dropped_text(saved, name)]
+        for name, size in saved.policies.items()
+    ]
+    return views.Table("residuals under each policy of jax.checkpoint", columns, rows)
+
+
+def _placements(saved: Residuals) -> views.Table:
     """Return the bytes and the peaks under each policy, in each place."""
     compiled = saved.placements[0].compiled_bytes is not None
-    columns = [text_column("policy", tables.BINDER), number_column("bytes"), number_column("peak")]
-    columns += [number_column("XLA's peak")] if compiled else []
-    table = new_table(PLACEMENTS, *columns)
+    columns = [views.Column("policy", BinderToken), *map(views.number_column, ("bytes", "peak"))]
+    columns += [views.number_column("XLA's peak")] if compiled else []
+    rows: list[views.Row | views.RowGroup] = []
     for only, group in groupby(saved.placements, key=lambda placement: placement.only):
-        rows = list(group)
-        if only:
-            table.add_row(placement_text(rows[0]))
-        for placement in rows:
-            sizes = [in_bytes(placement.total_bytes), in_bytes(placement.peak_bytes)]
-            sizes += [size_text(placement.compiled_bytes)] if compiled else []
-            table.add_row(("  " if only else "") + policy_text(placement.policy), *sizes)
-    return table
+        placements = list(group)
+        parts = [_placement_row(placement, compiled) for placement in placements]
+        rows += [views.RowGroup([placement_text(placements[0])], parts)] if only else parts
+    return views.Table("peaks under jax.checkpoint", columns, rows)
+
+
+def _placement_row(placement: Placement, compiled: bool) -> list[views.Cell]:
+    sizes = [placement.total_bytes, placement.peak_bytes, placement.compiled_bytes]
+    return [
+        views.Cell(policy_text(placement.policy), indent=1 if placement.only else 0),
+        *(views.Cell(size_text(size), size) for size in sizes[: 3 if compiled else 2]),
+    ]
 
 
 def placement_text(placement: Placement) -> str:
@@ -142,15 +141,11 @@ def _placement(
     """Yield the names to save and their lines, the policy and where to put it, and its cost."""
     values = proposal.values if placement.policy == proposal.policy else ()
     if values:
-        columns = (
-            number_column("bytes"),
-            text_column("line", tables.BINDER),
-            text_column("saved value"),
-        )
-        table = new_table(f"{heading}, save {plural(len(values), 'name')}", *columns)
-        for value in values:
-            table.add_row(in_bytes(value.bytes), value.source, _to_write(value))
-        yield from (table, Text())
+        columns = views.number_column("bytes"), views.Column("line", BinderToken)
+        rows = [[in_bytes(value.bytes), value.source, _to_write(value)] for value in values]
+        caption = f"{heading}, save {plural(len(values), 'name')}"
+        yield drawn(views.Table(caption, [*columns, views.Column("saved value")], rows))
+        yield Text()
     else:
         policy = policy_text(placement.policy)
         saved = "save nothing" if policy == "nothing_saveable" else f"save as {policy} does"
@@ -181,10 +176,8 @@ def _peak_text(placement: Placement) -> str:
     return f"{compiled} (estimated: {in_bytes(placement.peak_bytes)})"
 
 
-def _to_write(value: SavedValue) -> Text:
-    if not value.code:
-        return Text(value.name)
-    return Text(f'checkpoint_name({value.code}, "{value.name}")')
+def _to_write(value: SavedValue) -> str:
+    return f'checkpoint_name({value.code}, "{value.name}")' if value.code else value.name
 
 
 # --- texts ------------------------------------------------------------------------------------
@@ -270,73 +263,11 @@ def dropped_text(saved: Residuals, policy: str) -> str:
 # The view of a page: sortable tables, with the contents of those of the terminal.
 
 
-def residuals_view(saved: Residuals | str, line_of: views.Lines) -> views.PageView:
+def residuals_view(saved: Residuals | str) -> views.PageView:
     """Return the view of the residuals of a gradient, or why they are not shown."""
     if isinstance(saved, str):
         return views.PageView("residuals", [saved])
-    shown = [_page_residuals(saved, line_of)]
-    if saved.placements:
-        shown.append(_page_placements(saved))
-    elif saved.policies:
-        shown.append(_page_policies(saved))
+    shown = [_values_table(saved, "residuals")]
+    if saved.policies:
+        shown.append(_placements(saved) if saved.placements else _policies(saved))
     return views.PageView("residuals", [kept_total_text(saved)], shown)
-
-
-def _page_residuals(saved: Residuals, line_of: views.Lines) -> views.Table:
-    columns = (
-        ("bytes", True),
-        ("share", True),
-        ("type", False),
-        ("recompute", True),
-        ("value and readers", False),
-    )
-    groups = grouped_residuals(saved.residuals)
-    rows = [_page_row(*group, saved.total_bytes, line_of) for group in groups]
-    return views.page_table("residuals", columns, rows)
-
-
-def _page_row(
-    count: int, residual: Residual, total: int | None, line_of: views.Lines
-) -> list[views.Cell]:
-    reader = residual.readers[0].source if residual.readers else ""
-    return [
-        views.Cell(size_text(residual.bytes), residual.bytes),
-        views.share(residual.bytes, total),
-        views.Cell(times(count, residual.type), count),
-        views.Cell(
-            recompute_text(residual),
-            residual.recompute if type(residual.recompute) is int else None,
-        ),
-        views.Cell(
-            views.joined(residual_texts(residual)),
-            link=views.linked(residual.source, line_of),
-            below=views.Cell(readers_text(residual), link=views.linked(reader, line_of)),
-        ),
-    ]
-
-
-def _page_placements(saved: Residuals) -> views.Table:
-    columns = (("bytes", True), ("peak", True), ("place", False), ("policy", False))
-    rows = [
-        [
-            views.Cell(size_text(placement.total_bytes), placement.total_bytes),
-            views.Cell(size_text(placement.peak_bytes), placement.peak_bytes),
-            views.Cell(placement_text(placement)),
-            views.Cell(policy_text(placement.policy)),
-        ]
-        for placement in saved.placements
-    ]
-    return views.page_table(PLACEMENTS, columns, rows)
-
-
-def _page_policies(saved: Residuals) -> views.Table:
-    columns = (("bytes", True), ("policy", False), ("largest dropped residual", False))
-    rows = [
-        [
-            views.Cell(size_text(size), size),
-            views.Cell(name),
-            views.Cell(dropped_text(saved, name)),
-        ]
-        for name, size in saved.policies.items()
-    ]
-    return views.page_table("residuals under each policy of jax.checkpoint", columns, rows)

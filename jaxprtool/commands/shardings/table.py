@@ -9,24 +9,16 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rich.box import Box
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from jaxprtool.ir.documents import duration, in_bytes, plural, times, with_prefix
 from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    share_text,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.commands.shardings.partitions import (
@@ -63,27 +55,31 @@ def shardings_tables(
         top: The number of lines, and of values, that are shown; None for all.
         replicated: Whether to show only large values that each device holds whole.
     """
-    parts: list[Text | Table] = [Text(heading(shardings), style=tables.HEADING)]
+    parts: list[RenderableType] = [Text(heading(shardings), style=tables.HEADING)]
     parts += map(Text, sharding_facts(shardings))
     if replicated:
         parts += [
             Text(),
-            _values(shardings, list(filter(shardings.is_large_copy, shardings.values)), top),
+            drawn(_values(shardings, filter(shardings.is_large_copy, shardings.values)), top),
         ]
         return Rendering(Group(*parts), width)
-    parts += _both_sources(shardings, top)
+    for table in _both_sources(shardings):
+        parts += [Text(), drawn(table, top)]
     if shardings.repeated:
-        parts += [Text(), _repeated(shardings, top)]
+        parts += [Text(), drawn(_repeated(shardings), top)]
     if shardings.constraints is not None:
-        parts += [Text(), *_constraints(shardings)]
-    parts += [Text(), _values(shardings, shardings.values, top)]
+        parts += [Text(), _constraints(shardings)]
+    parts += [Text(), drawn(_values(shardings, shardings.values), top)]
     return Rendering(Group(*parts), width)
 
 
 def device_tables(shardings: Shardings, width: int, top: int | None) -> Rendering:
     """Return the work and the communication of each device, without the shardings of values."""
-    parts = [Text(heading(shardings), style=tables.HEADING), *map(Text, sharding_facts(shardings))]
-    return Rendering(Group(*parts, *_both_sources(shardings, top)), width)
+    parts: list[RenderableType] = [Text(heading(shardings), style=tables.HEADING)]
+    parts += map(Text, sharding_facts(shardings))
+    for table in _both_sources(shardings):
+        parts += [Text(), drawn(table, top)]
+    return Rendering(Group(*parts), width)
 
 
 def pictures(values: Iterable[ShardedValue], width: int) -> Rendering:
@@ -143,41 +139,50 @@ def times_text(shardings: Shardings) -> str:
     return ", ".join(parts)
 
 
-def _both_sources(shardings: Shardings, top: int | None) -> Iterator[Text | Table]:
+def _both_sources(shardings: Shardings) -> Iterator[views.Table]:
     """Yield tables of the collectives that the partitioner added, and of those of the program."""
     sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
     for source, title in sources.items():
         if listed := [
             collective for collective in shardings.collectives if collective.source == source
         ]:
-            yield Text()
-            yield _collectives(shardings, listed, title, top)
+            yield _collectives(shardings, listed, title)
 
 
-def _collectives(
-    shardings: Shardings, listed: Sequence[Collective], title: str, top: int | None
-) -> Table:
+def _collectives(shardings: Shardings, listed: Sequence[Collective], title: str) -> views.Table:
     """Return a table with a row for each line, and its collectives below."""
     with_time = any(collective.seconds is not None for collective in listed)
-    times = [number_column("time")] if with_time else []
-    table = new_table(
-        title, number_column("share"), number_column("sent"), *times, text_column("line and values")
+    columns = (
+        views.share_column(is_summed=True),
+        views.number_column("sent", in_bytes),
+        *([views.number_column("time", _time_text)] if with_time else ()),
+        views.Column("line and values"),
     )
-    lines = _by(listed, lambda collective: collective.line)
-    by_bytes = sorted(lines.items(), key=lambda item: -_bytes(item[1]))
-    shown, others = split_rows(by_bytes, top)
-    for line, here in shown:
-        cells = share_text(_bytes(here), shardings.sent_bytes), in_bytes(_bytes(here))
-        name = Text(str(line or NO_LINE), style=tables.BINDER)
-        table.add_row(*cells, *_time(here, with_time), name)
-        for alike in alike_collectives(here):
-            below = Padding(_described(alike), (0, 0, 0, 2))
-            size = Text(in_bytes(_bytes(alike)), style=tables.COMMENT)
-            table.add_row("", size, *_time(alike, with_time), below)
-    rest = [collective for _, here in others for collective in here]
-    cells = share_text(_bytes(rest), shardings.sent_bytes), in_bytes(_bytes(rest))
-    add_more(table, len(others), *cells, *_time(rest, with_time))
-    return table
+
+    def row(here: Sequence[Collective], name: views.Cell, role: type[str] = str) -> views.Row:
+        sent = _bytes(here)
+        seconds = sum(collective.seconds or 0 for collective in here)
+        time = [views.Cell(_time_text(seconds), seconds)] if with_time else []
+        size = views.Cell(role(in_bytes(sent)), sent)
+        return [views.share(sent, shardings.sent_bytes), size, *time, name]
+
+    lines = _by(listed, lambda collective: collective.line).values()
+    rows = [
+        views.RowGroup(
+            row(here, _line_cell(here[0].line)),
+            [row(alike, _described(alike), Comment) for alike in alike_collectives(here)],
+        )
+        for here in sorted(lines, key=lambda here: -_bytes(here))
+    ]
+    return views.Table(title, columns, rows)
+
+
+def _time_text(seconds: float) -> str:
+    return duration(seconds) if seconds >= 1e-9 else "< 1 ns"
+
+
+def _line_cell(line: str, below: views.Cell | None = None) -> views.Cell:
+    return views.Cell(BinderToken(line or NO_LINE), link=line, below=below)
 
 
 def alike_collectives(listed: Iterable[Collective]) -> list[list[Collective]]:
@@ -233,11 +238,11 @@ def collective_texts(alike: Sequence[Collective]) -> tuple[str, str]:
     return what, f"{value}: {before} → {after} for {consumer}{way}"
 
 
-def _described(alike: Sequence[Collective]) -> Text:
+def _described(alike: Sequence[Collective]) -> views.Cell:
     what, why = collective_texts(alike)
     kind, _, rest = what.partition(" ")
-    cell = Text(kind, style=tables.PRIMITIVE).append(f" {rest}", style=tables.PARAMETER)
-    return cell.append(f"\n{why}", style=tables.COMMENT) if why else cell
+    text = [PrimitiveName(kind), ParameterToken(f" {rest}")]
+    return views.Cell(text, indent=1, below=views.Cell(why))
 
 
 def _along(collective: Collective) -> str:
@@ -246,22 +251,21 @@ def _along(collective: Collective) -> str:
     return f"along {', '.join(collective.axes)}" if collective.axes else "on one device"
 
 
-def _repeated(shardings: Shardings, top: int | None) -> Table:
+def _repeated(shardings: Shardings) -> views.Table:
     """Return a table of the operations of which each device computes more than its share."""
     columns = (
-        number_column("each device"),
-        number_column("its share"),
-        text_column("line and operation"),
+        views.number_column("each device"),
+        views.number_column("its share"),
+        views.Column("line and operation"),
     )
-    table = new_table("computed by several devices alike", *columns)
-    shown, others = split_rows(shardings.repeated, top)
-    for work in shown:
-        below = Text(repeated_text(work, shardings.devices), tables.COMMENT)
-        _, sizes = repeated_work_texts(work)
-        table.add_row(*sizes, Text(work.line or NO_LINE, style=tables.BINDER))
-        table.add_row("", "", Padding(below, (0, 0, 0, 2)))
-    add_more(table, len(others), "", "")
-    return table
+    rows = []
+    for work in shardings.repeated:
+        count, unit = (work.flops, "FLOP") if work.flops else (work.elements, "elements")
+        amounts = count, count / work.times
+        below = views.Cell(repeated_text(work, shardings.devices), indent=1)
+        cells = [views.Cell(with_prefix(amount, unit), amount) for amount in amounts]
+        rows.append([*cells, _line_cell(work.line, below)])
+    return views.Table("computed by several devices alike", columns, rows)
 
 
 def repeated_text(work: RepeatedWork, devices: int) -> str:
@@ -271,71 +275,54 @@ def repeated_text(work: RepeatedWork, devices: int) -> str:
     return f"{name}: each of {devices} devices computes {whole}"
 
 
-def repeated_work_texts(work: RepeatedWork) -> tuple[int, tuple[str, str]]:
-    """Return the work of each device in an operation, and the texts of it and of its share."""
-    count, unit = (work.flops, "FLOP") if work.flops else (work.elements, "elements")
-    return count, (with_prefix(count, unit), with_prefix(count / work.times, unit))
-
-
 def _times(factor: float) -> str:
     return f"{factor:.3g} times"
 
 
-def _constraints(shardings: Shardings) -> Iterator[Text | Table]:
-    """Yield a table of the constraints that reduce communication, each by itself."""
+def _constraints(shardings: Shardings) -> RenderableType:
+    """Return a table of the constraints that reduce communication, each by itself."""
     if not shardings.constraints:
         tried = plural(shardings.tried, "other constraint")
-        yield Text(f"no constraint was found that reduces communication: {tried} compiled")
-        return
-    columns = number_column("sent"), number_column("memory"), text_column("line and constraint")
+        return Text(f"no constraint was found that reduces communication: {tried} compiled")
+    columns = *map(views.number_column, ("sent", "memory")), views.Column("line and constraint")
     title = f"with one of these constraints, as compiled ({shardings.tried} tried)"
-    table = new_table(title, *columns)
+    rows = []
     for constraint in shardings.constraints:
         value = "…" if constraint.replaces else constraint.value
         code = f"with_sharding_constraint({value}, {constraint.spec})"
-        below = Text(code if constraint.spec else "without the constraint")
+        below = [code if constraint.spec else "without the constraint"]
         if constraint.replaces:
             instead = "instead of " if constraint.spec else ""
-            below.append(f" {instead}{constraint.replaced} in the source", style=tables.COMMENT)
-        sizes = in_bytes(constraint.sent_bytes), in_bytes(constraint.memory_bytes)
-        table.add_row(*sizes, Text(constraint.line, style=tables.BINDER))
-        table.add_row("", "", Padding(below, (0, 0, 0, 2)))
-    yield table
+            below.append(Comment(f" {instead}{constraint.replaced} in the source"))
+        sizes = map(views.bytes_cell, (constraint.sent_bytes, constraint.memory_bytes))
+        rows.append([*sizes, _line_cell(constraint.line, views.Cell(below, indent=1))])
+    return drawn(views.Table(title, columns, rows))
 
 
-def _time(here: Sequence[Collective], with_time: bool) -> list[str]:
-    if not with_time:
-        return []
-    seconds = sum(collective.seconds or 0 for collective in here)
-    return [duration(seconds) if seconds >= 1e-9 else "< 1 ns"]
-
-
-def _values(shardings: Shardings, listed: Sequence[ShardedValue], top: int | None) -> Table:
+def _values(shardings: Shardings, listed: Iterable[ShardedValue]) -> views.Table:
     """Return a table of values; those whose names differ only in numbers share a row."""
     columns = (
-        number_column("per device"),
-        number_column("whole"),
-        text_column("spec"),
-        text_column("value"),
+        views.number_column("per device", in_bytes),
+        views.number_column("whole", in_bytes),
+        views.Column("spec"),
+        views.Column("value"),
     )
-    table = new_table("arguments, results and large values", *columns)
-    shown, others = split_rows(alike_values(listed), top)
-    for group in shown:
+    rows: list[views.Row] = []
+    for group in alike_values(listed):
         first, count = group[0], sum(value.count for value in group)
-        sizes = [first.bytes_per_device * count, first.bytes * count]
+        sizes = first.bytes_per_device * count, first.bytes * count
         is_named = first.kind == "value" or first.name.startswith(first.kind)
-        name = Text("" if is_named else f"{first.kind} ", style=tables.COMMENT)
-        name.append(common_path([value.name for value in group]), style=tables.BINDER)
         local = f"[{','.join(map(str, first.shape_per_device))}]"
         part = "" if first.shape_per_device == first.shape else f" in {local}"
-        name.append(f" {times(count, first.type)}{part}", style=tables.TYPE)
-        for note in value_notes(first, shardings):
-            name.append(f", {note}", style=tables.COMMENT)
-        table.add_row(*map(in_bytes, sizes), Text(first.spec or "no spec"), name)
-    rest = [value for group in others for value in group]
-    sizes = [sum(value.bytes_per_device for value in rest), sum(value.bytes for value in rest)]
-    add_more(table, len(others), *map(in_bytes, sizes), "")
-    return table
+        name = [
+            Comment("" if is_named else f"{first.kind} "),
+            BinderToken(common_path([value.name for value in group])),
+            Type(f" {times(count, first.type)}{part}"),
+            *(Comment(f", {note}") for note in value_notes(first, shardings)),
+        ]
+        value = views.Cell(name, link=first.line)
+        rows.append([*map(views.bytes_cell, sizes), first.spec or "no spec", value])
+    return views.Table("arguments, results and large values", columns, rows)
 
 
 def alike_values(listed: Iterable[ShardedValue]) -> list[list[ShardedValue]]:
@@ -546,70 +533,9 @@ def _longest_word(texts: Iterable[str]) -> int:
 # The view of a page: sortable tables, with the contents of those of the terminal.
 
 
-def shardings_view(split: Shardings, line_of: views.Lines) -> views.PageView:
-    """Return the view of the shardings of a program.
-
-    Args:
-        split: The shardings.
-        line_of: Returns a line of a displayed file by name.
-    """
-    shown = [_page_collectives(split, line_of), _page_values(split, line_of)]
+def shardings_view(split: Shardings) -> views.PageView:
+    """Return the view of the shardings of a program."""
+    shown = [*_both_sources(split), _values(split, split.values)]
     if split.repeated:
-        shown.insert(1, _page_repeated(split, line_of))
+        shown.insert(-1, _repeated(split))
     return views.PageView("devices", [heading(split), *sharding_facts(split)], shown)
-
-
-def _page_collectives(split: Shardings, line_of: views.Lines) -> views.Table:
-    columns = (("sent", True), ("share", True), ("collective", False))
-    groups = alike_collectives(split.collectives)
-    rows = [_page_collective_row(alike, split.sent_bytes, line_of) for alike in groups]
-    return views.page_table("collectives", columns, rows)
-
-
-def _page_collective_row(
-    alike: Sequence[Collective], whole: int, line_of: views.Lines
-) -> list[views.Cell]:
-    first, sent = alike[0], sum(collective.sent_bytes for collective in alike)
-    what, why = collective_texts(alike)
-    asked = ", asked for by the program" if first.source == "program" else ""
-    line = first.line or NO_LINE
-    return [
-        views.Cell(in_bytes(sent), sent),
-        views.share(sent, whole),
-        views.Cell(
-            f"{line} {what}{asked}", link=views.linked(first.line, line_of), below=views.Cell(why)
-        ),
-    ]
-
-
-def _page_repeated(split: Shardings, line_of: views.Lines) -> views.Table:
-    columns = (("each device", True), ("its share", True), ("operation", False))
-    rows = []
-    for operation in split.repeated:
-        work, sizes = repeated_work_texts(operation)
-        what = views.Cell(operation.line or NO_LINE, link=views.linked(operation.line, line_of))
-        what = what._replace(below=views.Cell(repeated_text(operation, split.devices)))
-        rows.append(
-            [views.Cell(sizes[0], work), views.Cell(sizes[1], work / operation.times), what]
-        )
-    return views.page_table("computed by several devices alike", columns, rows)
-
-
-def _page_values(split: Shardings, line_of: views.Lines) -> views.Table:
-    columns = (("per device", True), ("whole", True), ("spec", False), ("value", False))
-    rows = [_page_value_row(alike, split, line_of) for alike in alike_values(split.values)]
-    return views.page_table("arguments, results and large values", columns, rows)
-
-
-def _page_value_row(
-    alike: Sequence[ShardedValue], split: Shardings, line_of: views.Lines
-) -> list[views.Cell]:
-    first, count = alike[0], sum(value.count for value in alike)
-    notes = value_notes(first, split)
-    sizes = first.bytes_per_device * count, first.bytes * count
-    what = f"{common_path([value.name for value in alike])} {times(count, first.type)}"
-    return [
-        *(views.Cell(in_bytes(size), size) for size in sizes),
-        views.Cell(first.spec),
-        views.Cell(", ".join((what, *notes)), link=views.linked(first.line, line_of)),
-    ]

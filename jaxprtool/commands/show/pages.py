@@ -10,9 +10,9 @@ from jaxprtool.cli import output
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.page import PageState
+    from jaxprtool.render.page import PageState, PageView
     from jaxprtool.render.terminal.listing import Listing, ShowOptions
-    from jaxprtool.render.views import Lines, PageView
+    from jaxprtool.render.views import Lines
 
 
 def write_pages(programs: Sequence[tuple[str, Program]], above: int = 0) -> None:

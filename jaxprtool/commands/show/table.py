@@ -34,6 +34,7 @@ from jaxprtool.ir.program import (
     size_of_values,
 )
 from jaxprtool.jaxcompat import AnyJaxpr
+from jaxprtool.render import views
 from jaxprtool.render.reports.programs import facts, group_size_text, values_table
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import (
@@ -48,15 +49,7 @@ from jaxprtool.render.terminal.listing import (
     lines_of,
     printable,
 )
-from jaxprtool.render.terminal.tables import (
-    Rendering,
-    add_more,
-    new_table,
-    number_column,
-    share_text,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import Rendering, drawn, share_text
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -153,7 +146,7 @@ def _costly(report: Summary, group: Group) -> SummaryRow:
 
 def _timed(line: TimedLine) -> SummaryRow:
     code = "" if line.line is None else source_text.line(line.line.file, line.line.line)
-    time = profile_table.timed_numbers(line)["time"]
+    time = profile_table.timed_text(line)
     return SummaryRow(f"{line.share:.1%}", time, line.name, code, line.name)
 
 
@@ -415,20 +408,18 @@ def stats_tables(counted: Stats, width: int, top: int | None = tables.ROWS) -> R
 
 def _equations(counted: Stats, top: int | None) -> Table:
     depths = len(counted.by_depth)
-    columns = min(depths, MOST_DEPTHS)
+    most = min(depths, MOST_DEPTHS)
     heading = f"{counted.name}: {plural(counted.equations, 'equation')}"
-    grid = new_table(heading, text_column("primitive", tables.PRIMITIVE), number_column("in all"))
-    if depths > 1:
-        for depth in range(columns):
-            more = depth == columns - 1 and depths > columns
-            label = (
-                f"depth {depth}{'+' if more else ''}" if depth in (0, columns - 1) else str(depth)
-            )
-            grid.add_column(label, justify="right", style=tables.COMMENT)
-    shown, rest = split_rows(counted.primitives, top)
-    for primitive in shown:
-        grid.add_row(primitive.name, *_counts(primitive.total, primitive.by_depth))
-    add_more(grid, len(rest))
+    columns = [views.Column("primitive", PrimitiveName), views.number_column("in all")]
+    for depth in range(most) if depths > 1 else ():
+        more = depth == most - 1 and depths > most
+        label = f"depth {depth}{'+' if more else ''}" if depth in (0, most - 1) else str(depth)
+        columns.append(views.Column(label, Comment, is_number=True))
+    rows = [
+        [primitive.name, *_counts(primitive.total, primitive.by_depth)]
+        for primitive in counted.primitives
+    ]
+    grid = drawn(views.Table(heading, columns, rows), top)
     grid.add_section()
     grid.add_row("in all", *_counts(counted.equations, counted.by_depth))
     return grid

@@ -118,37 +118,37 @@ def _is_part(number: Any, whole: float) -> bool:
 
 
 @dataclass(frozen=True)
-class _Column:
+class _NumberColumn:
     """A column of numbers: its heading, and the format of a line's number."""
 
     heading: str
     cell: Callable[[SourceLine], str]
 
 
-def _columns(source: Source) -> list[_Column]:
+def _columns(source: Source) -> list[_NumberColumn]:
     whole = weight_of(source.total)
-    columns = [] if source.profile is None else [_Column("measured", _measured)]
+    columns = [] if source.profile is None else [_NumberColumn("measured", _measured)]
     if source.sent_bytes is not None:
-        columns.append(_Column("sent", lambda e: _bytes(e.sent_bytes or 0)))
-    columns.append(_Column("share", lambda e: share_text(weight_of(e.total) or None, whole)))
+        columns.append(_NumberColumn("sent", lambda e: _bytes(e.sent_bytes or 0)))
+    columns.append(_NumberColumn("share", lambda e: share_text(weight_of(e.total) or None, whole)))
     if source.total.seconds is not None:
-        columns.append(_Column("min time", lambda e: duration(e.total.seconds or 0.0)))
+        columns.append(_NumberColumn("min time", lambda e: duration(e.total.seconds or 0.0)))
     if source.has_backward:
-        columns.append(_Column("forward", lambda e: _flops(e.forward)))
-        columns.append(_Column("backward", lambda e: _flops(e.backward)))
+        columns.append(_NumberColumn("forward", lambda e: _flops(e.forward)))
+        columns.append(_NumberColumn("backward", lambda e: _flops(e.backward)))
     else:
-        columns.append(_Column("FLOPs", lambda e: _flops(e.total)))
-    columns.append(_Column("bytes", lambda e: _cut(_bytes(e.total.work.bytes))))
+        columns.append(_NumberColumn("FLOPs", lambda e: _flops(e.total)))
+    columns.append(_NumberColumn("bytes", lambda e: _cut(_bytes(e.total.work.bytes))))
     if source.kept is not None:
-        columns.append(_Column("kept", lambda e: _bytes(e.kept or 0)))
-    return [*columns, _Column("equations", lambda e: f"{e.equations:,}")]
+        columns.append(_NumberColumn("kept", lambda e: _bytes(e.kept or 0)))
+    return [*columns, _NumberColumn("equations", lambda e: f"{e.equations:,}")]
 
 
 def _measured(line: SourceLine) -> str:
     """Return the time of a line and its share: `~3.87 ms  55%`."""
     if line.measured is None:
         return ""
-    return f"{table.timed_numbers(line.measured)['time']} {line.measured.share:>4.0%}"
+    return f"{table.timed_text(line.measured)} {line.measured.share:>4.0%}"
 
 
 def _flops(group: Group) -> str:

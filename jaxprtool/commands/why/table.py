@@ -27,7 +27,7 @@ from jaxprtool.render.terminal.listing import (
     printable,
     wrapped_cell,
 )
-from jaxprtool.render.terminal.tables import Rendering, add_more, more, split_rows
+from jaxprtool.render.terminal.tables import Rendering, more, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.commands.why.gradients import Cause, GradientAnswer, GradientFlow, GradientGroup
@@ -305,7 +305,8 @@ def _causes(group: GradientGroup, top: int | None) -> Table:
         for number, (line, style) in enumerate(_lines(cause)):
             first = (cause.forward or cause.primitive, cause.source or "unknown line")
             table.add_row(*(first if number == 0 else ("", "")), Text(line, style=style))
-    add_more(table, len(rest))
+    if rest:
+        table.add_row(Text(more(len(rest)), style=tables.COMMENT))
     return table
 
 

@@ -51,7 +51,7 @@ from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.render.reports.programs import facts
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
-from jaxprtool.render.views import Lines, PageView
+from jaxprtool.render.views import Cell, Curve, Lines, PageView, Row, RowGroup, Table
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import PrimitiveCount, Stats
@@ -311,6 +311,62 @@ def static_files(*names: str) -> Markup:
 def hash_of(script: str) -> str:
     """Return the hash of a script, by which a page's policy allows it."""
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
+
+
+# --- tables -----------------------------------------------------------------------------------
+# The tables of a page, which templates show; a link is to a line of a displayed file.
+
+#: The maximum number of rows of a table.
+_MOST_IN_TABLE = 500
+
+
+def linked_view(view: PageView, line_of: Lines) -> PageView:
+    """Return a view with the tables of `page_table`, and curves linked to the same lines."""
+    return view._replace(
+        tables=[page_table(table, line_of) for table in view.tables],
+        curves=[_linked_curve(curve, line_of) for curve in view.curves],
+    )
+
+
+def _linked_curve(curve: Curve, line_of: Lines) -> Curve:
+    steps = [step._replace(link=_linked(step.link, line_of)) for step in curve.steps]
+    return curve._replace(
+        steps=steps,
+        peak=steps[list(curve.steps).index(curve.peak)],
+        at_peak=[on_page(cell, line_of) for cell in curve.at_peak],
+    )
+
+
+def page_table(table: Table, line_of: Lines) -> Table:
+    """Return a table for a page: its first rows, linked to the lines of displayed files."""
+    rows = [row for whole in table.rows for row in _page_rows(table, whole)]
+    shown = [[on_page(cell, line_of) for cell in row] for row in rows[:_MOST_IN_TABLE]]
+    return table._replace(rows=shown, more=table.more + len(rows) - len(shown))
+
+
+def _page_rows(table: Table, row: Row | RowGroup) -> Iterator[list[Cell]]:
+    """Yield a row, or its parts with its name."""
+    cells, parts = table.cells(row)
+    if not parts:
+        yield cells
+    at = table.name_column
+    whole = cells[at]
+    for part in parts:
+        text = f"{''.join(whole.text)} {''.join(part[at].text)}"
+        part[at] = part[at]._replace(text=text, link=whole.link, indent=0)
+        yield part
+
+
+def _linked(link: SourceLink | str | None, line_of: Lines) -> SourceLink | None:
+    """Return the user's line in a place, if its file is displayed."""
+    return line_of(link.partition(BEHIND)[0]) if isinstance(link, str) else link
+
+
+def on_page(cell: Cell, line_of: Lines) -> Cell:
+    """Return a cell with its text in one part, linked to the user's line in a place."""
+    link = _linked(cell.link, line_of)
+    below = None if cell.below is None else on_page(cell.below, line_of)
+    return cell._replace(text="".join(cell.text), link=link, below=below)
 
 
 # --- view -----------------------------------------------------------------------------------------

@@ -7,15 +7,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
+from rich.console import RenderableType
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.documents import as_json, in_bytes, listed, plural
+from jaxprtool.ir.documents import as_json, in_bytes, listed, plural, times
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.notation.tokens import Type
+from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.ir.program import (
     NamedValue,
@@ -28,17 +27,10 @@ from jaxprtool.ir.program import (
 )
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
-from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable
-from jaxprtool.render.terminal.tables import (
-    PathText,
-    add_more,
-    new_table,
-    number_column,
-    split_rows,
-    text_column,
-)
+from jaxprtool.render.terminal.tables import drawn, split_rows
 from jaxprtool.render.terminal.tree import Reader
+from jaxprtool.render.views import Column, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -182,34 +174,27 @@ def values_table(
     values: Sequence[NamedValue],
     sources: Sequence[str] | None = None,
     top: int | None = None,
-) -> Table:
+) -> RenderableType:
     """Return a row for each value: its name, type, bytes, and source location.
 
     If there are more than `top`, values whose names differ only in numbers share a row, with their
     total size, and values left out are counted. `top` is None for a row for each value.
     """
-    columns = (
-        text_column(what, tables.BINDER),
-        text_column("type", tables.TYPE),
-        number_column("bytes"),
-    )
-    grid = new_table(size_of_values(what, values), *columns)
+    columns = [Column(what, BinderToken), Column("type", Type), number_column("bytes")]
     if sources is not None:
-        grid.add_column("source", style=tables.COMMENT, overflow="fold")
+        columns.append(Column("source", Comment))
     rows = list(zip(values, sources or [""] * len(values), strict=True))
     groups = [Alike(value.name, [(value, source)]) for value, source in rows]
     if split_rows(groups, top)[1]:
         groups = alike(rows, lambda row: row[0].name, lambda row: (row[0].described, row[1]))
     shown, others = split_rows(groups, top)
+    cells = []
     for group in shown:
         value, source = group.items[0]
         count = len(group.items)
         sizes = [value.bytes for value, _ in group.items if value.bytes is not None]
-        grid.add_row(
-            PathText(group.path),
-            Text(f"{count} x {value.described}" if count > 1 else value.described),
-            f"{sum(sizes):,}" if len(sizes) == count else "?",
-            *([] if sources is None else [Text(source)]),
-        )
-    add_more(grid, sum(len(group.items) for group in others))
-    return grid
+        size = f"{sum(sizes):,}" if len(sizes) == count else "?"
+        row = [group.path, times(count, value.described), size, source]
+        cells.append(row[: len(columns)])
+    more = sum(len(group.items) for group in others)
+    return drawn(Table(size_of_values(what, values), columns, cells, more))

@@ -8,13 +8,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import (
     Console,
     ConsoleOptions,
+    Group,
     JustifyMethod,
     OverflowMethod,
     RenderableType,
@@ -24,13 +25,16 @@ from rich.containers import Lines
 from rich.markdown import CodeBlock, Markdown
 from rich.measure import Measurement
 from rich.padding import Padding
-from rich.style import Style, StyleType
-from rich.table import Column, Table
+from rich.style import Style
+from rich.table import Table as RichTable
 from rich.text import Text
 from rich.theme import Theme
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.notation import tokens
+
+if TYPE_CHECKING:
+    from jaxprtool.render.views import Cell, Column, Table
 
 # --- top ------------------------------------------------------------------------------------------
 # The first rows of a list, and how many more there are.
@@ -67,31 +71,77 @@ def more(count: int, remark: str = "", option: str = ALL) -> str:
 # Common parts of terminal tables.
 
 
-def new_table(heading: str, *columns: Column | str) -> Table:
-    """Return an empty table, with a heading if it has any."""
-    return Table(
-        *columns,
-        title=Text(heading, style=HEADING) if heading else None,
+def drawn(table: Table, top: int | None = None, option: str = ALL) -> RichTable:
+    """Return a table for the terminal.
+
+    The row of what is left out has the sums of the columns that have a total.
+
+    Args:
+        table: The table.
+        top: The number of rows shown; None for all.
+        option: The option that shows all rows; "" if none does.
+    """
+    grid = RichTable(
+        title=Text(table.caption, style=HEADING) if table.caption else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         show_edge=False,
     )
+    for column in table.columns:
+        style = STYLES.get(column.role, "")
+        if column.is_number:
+            grid.add_column(column.heading, justify="right", style=style, no_wrap=True)
+        else:
+            grid.add_column(column.heading, style=style, overflow="fold")
+    shown, rest = split_rows(table.rows, top)
+    for row in shown:
+        cells, parts = table.cells(row)
+        grid.add_row(*map(_drawn_cell, cells))
+        for part in parts:
+            grid.add_row(*map(_drawn_part, part))
+    if left_out := table.more + len(rest):
+        others = [table.cells(row)[0] for row in rest]
+        totals = [_total(column, others, i) for i, column in enumerate(table.columns)]
+        totals[table.name_column] = Text(more(left_out, option=option), style=COMMENT)
+        grid.add_row(*totals)
+    return grid
 
 
-def number_column(name: str) -> Column:
-    """Return a column of numbers."""
-    return Column(name, justify="right")
+def _total(column: Column, rows: Sequence[Sequence[Cell]], at: int) -> RenderableType:
+    """Return the sum of a column of rows; empty if it has none."""
+    numbers = [number for row in rows if column.total and (number := row[at].number) is not None]
+    return column.total(sum(numbers)) if column.total and numbers else ""
 
 
-def text_column(name: str, style: StyleType = "") -> Column:
-    """Return a column of texts, which are wrapped if too long."""
-    return Column(name, style=style, overflow="fold")
+def _drawn_part(cell: Cell) -> RenderableType:
+    """Return a cell of a row that is a part of the row above it."""
+    return "" if cell.percent is not None else _drawn_cell(cell)
 
 
-def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
+def _drawn_cell(cell: Cell) -> RenderableType:
+    parts: list[RenderableType] = [colored_text(cell.text)]
+    if cell.code:
+        parts.append(Text(cell.code, COMMENT, no_wrap=True, overflow="ellipsis"))
+    if cell.below is not None and cell.below.text:
+        text = cell.below.text
+        below = tokens.Comment(text) if isinstance(text, str) else text
+        parts.append(_drawn_cell(cell.below._replace(text=below)))
+    whole = Group(*parts) if parts[1:] else parts[0]
+    return Padding(whole, (0, 0, 0, 2 * cell.indent)) if cell.indent else whole
+
+
+def colored_text(text: str | Sequence[str]) -> PathText:
+    """Return text whose parts have the colors of their roles."""
+    colored = PathText()
+    for part in [text] if isinstance(text, str) else text:
+        colored.append(part, STYLES.get(type(part)))
+    return colored
+
+
+def facts_table(facts: Iterable[tuple[str, str]]) -> RichTable:
     """Return a table of labels and values."""
-    table = Table.grid(padding=(0, 2))
+    table = RichTable.grid(padding=(0, 2))
     table.add_column(style=COMMENT, no_wrap=True)
     table.add_column(overflow="fold")
     for label, fact in facts:
@@ -99,28 +149,9 @@ def facts_table(facts: Iterable[tuple[str, str]]) -> Table:
     return table
 
 
-def add_more(table: Table, count: int, *cells: str, option: str = ALL) -> None:
-    """Add a row with the number of further rows, after its first cells, if there are any.
-
-    `option` shows them; "" if none does.
-    """
-    if count > 0:
-        table.add_row(*cells, Text(more(count, option=option), style=COMMENT))
-
-
 def share_text(part: float | None, whole: float | None) -> str:
     """Return a share of a whole in percent; empty if either is unknown."""
     return f"{part / whole:.1%}" if whole and part is not None else ""
-
-
-def value_cell(name: str, primitive: str, below: str) -> Text:
-    """Return a cell with a value's name, the primitive that computes it, and a line below."""
-    cell = PathText(name, style=BINDER)
-    if primitive:
-        cell.append(f" {primitive}", style=PRIMITIVE)
-    if below:
-        cell.append(f"\n{below}", style=COMMENT)
-    return cell
 
 
 def line_text(source: str, code: str) -> Text:

@@ -237,7 +237,7 @@ def test_measured_times_are_in_the_table_of_lines(cli, folder):
     by_line = page.partition("<caption>by line</caption>")[2].partition("</table>")[0]
     assert page.count(">measured<") == by_line.count(">measured<") == 1
     first = re.findall(r"<td[^>]*>(.*?)</td>", by_line, re.S)
-    assert "s" in first[0] and first[1].endswith("%") and "model.py:" in first[7]
+    assert first[0].endswith("%") and first[1].endswith("s") and "model.py:" in first[7]
     # The loop has a time, but no cost of its own.
     assert "model.py:15" in by_line and "% explained" in page
     found = cli("report", "model.py:loss", "--device", "0", "-o", "r.html")

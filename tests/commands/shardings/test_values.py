@@ -1,5 +1,7 @@
 """Specs and sizes are those of the compiled program, and listed values exist in it."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,6 +10,8 @@ from jax.lax import with_sharding_constraint
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
+from jaxprtool.commands.shardings.table import shardings_tables
+from jaxprtool.ir.documents import in_bytes
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
 from tests.share import first_and_proofs
 
@@ -18,6 +22,13 @@ def shardings(made: Sharded):
     with jax.set_mesh(made.mesh):
         program = jaxprtool.trace(made.function, *made.arguments)
         return jaxprtool.shardings(program, program.in_avals)
+
+
+def test_values_left_out_of_a_table_are_counted_as_often_as_they_occur():
+    found = shardings(next(iter(PROGRAMS.values()))())
+    values = [replace(value, count=3) for value in found.values]
+    last = shardings_tables(replace(found, values=values), 100, top=0).plain().splitlines()[-1]
+    assert f"{in_bytes(3 * sum(value.bytes for value in values))} " in last
 
 
 @pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))

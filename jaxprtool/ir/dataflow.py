@@ -136,9 +136,9 @@ class DataFlow:
 
     def arguments(self, eqn: JaxprEqn, var: Var) -> list[Value]:
         """Return the arguments of an equation's bodies that have a variable as (initial) value."""
-        inside = self._regions(eqn)
-        places = () if inside is None else self._places(eqn).get(var, ())
-        return [value for place in places for value in _arguments(inside, place)]
+        if (inside := self._regions(eqn)) is None:
+            return []
+        return [v for place in self._places(eqn).get(var, ()) for v in _arguments(inside, place)]
 
     @cached_property
     def holders(self) -> dict[Jaxpr, list[Holder]]:

@@ -34,6 +34,7 @@ from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, views
 from jaxprtool.ir.state import Changed
+from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.passes.framework.base import Pass
@@ -72,11 +73,11 @@ def function_of(program: Program, name: str | None = None) -> Callable[..., Any]
 def differentiable_function_of(program: Program) -> Callable[..., Any]:
     """Return the function of a program, as `function_of` does, for JAX to differentiate.
 
-    JAX caches the derivatives of calls, but derives those of an equation of a jaxpr each time. So
-    equations are called through jits that are inlined, as functions of `jax.numpy` are: the result
-    is the same, in less time than JAX takes for the user's function.
+    JAX caches the derivative of a jit, but derives an equation of a jaxpr each time. So equations
+    are called through jits that JAX inlines, as the functions of `jax.numpy` are. The derivative is
+    the same, and takes half the time.
     """
-    if program.symbols:  # sizes of different scopes have no order and no common key
+    if symbols_of(program.jaxpr):  # sizes of different scopes cannot be compared
         return function_of(program)
     eqns = [_called(eqn) for eqn in program.jaxpr.eqns]
     return function_of(program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns)))
@@ -85,7 +86,12 @@ def differentiable_function_of(program: Program) -> Callable[..., Any]:
 def _called(eqn: JaxprEqn) -> JaxprEqn:
     """Return a call of an equation that JAX inlines; the equation if it has effects or bodies."""
     values = eqn.params.values()
-    if eqn.effects or eqn.primitive.name in views or holds_jaxpr(values) or any(map(callable, values)):
+    if (
+        eqn.effects
+        or eqn.primitive.name in views
+        or holds_jaxpr(values)
+        or any(map(callable, values))
+    ):
         return eqn
     try:
         params, _ = parameters_key(eqn)
@@ -100,7 +106,8 @@ def _called(eqn: JaxprEqn) -> JaxprEqn:
     return eqn.replace(primitive=jit_p, params=_calls[key])
 
 
-#: The parameters of inlined calls, for equations that differ in nothing but their operands.
+#: The parameters of calls, by what determines an equation except its operands. JAX caches the
+#: derivative of a call by the identity of its jaxpr.
 _calls: dict[Hashable, Params] = process_cache({})
 
 #: The maximum number of these.

@@ -79,7 +79,8 @@ class _Derivative(Pass):
         else:
             self._check_real(arguments, results)
         options = {field.name: getattr(self, field.name) for field in fields(self)}
-        return retraced(program, self.name, type(self).transform(differentiable_function_of(program), **options))
+        fun = differentiable_function_of(program)
+        return retraced(program, self.name, type(self).transform(fun, **options))
 
     def _check_complex(self, what: str, values: Named) -> None:
         for name, aval in _others(values, jnp.complexfloating):

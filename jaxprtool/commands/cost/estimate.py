@@ -168,7 +168,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
 
 
 @without_collector()
-def flops(program: Program | AnyJaxpr) -> Number:
+def total_flops(program: Program | AnyJaxpr) -> Number:
     """Return the FLOPs of a program, as in the total of `cost`."""
     jaxpr = program_signature(program).jaxpr
     bodies = BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))

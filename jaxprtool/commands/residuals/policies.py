@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.dtypes import float0
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.cost.estimate import flops
+from jaxprtool.commands.cost.estimate import total_flops
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.commands.residuals import residuals as analysis
 from jaxprtool.commands.residuals.residuals import (
@@ -327,7 +327,7 @@ class _SavedValueChoice:
 
 def _flops(gradient: Programs) -> Any:
     """Return the FLOPs of a gradient: of its forward and backward programs."""
-    return sum(flops(program) for _, program in gradient.items())
+    return sum(total_flops(program) for _, program in gradient.items())
 
 
 # --- values that can be saved -----------------------------------------------------------------
@@ -454,7 +454,7 @@ def placements(
     plain = _measured(gradient, (), "", compiled)
     yield plain
     for only in places(program):
-        place = _Place(program, argnums, only, compiled)
+        place = _CheckpointedPlace(program, argnums, only, compiled)
         try:
             if only and place.measured(_NOTHING).total_bytes >= plain.total_bytes:
                 continue
@@ -463,7 +463,7 @@ def placements(
             continue
 
 
-class _Place:
+class _CheckpointedPlace:
     """A place for `jax.checkpoint`, and the gradients with it there.
 
     JAX asks a policy about equations, so policies that answer alike give the same gradient, which
@@ -539,7 +539,7 @@ def _measured(gradient: Programs, only: Only, policy: str, compiled: bool) -> Pl
     stated = _compiled_bytes(whole) if compiled else None
     peak = memory(whole)
     unknown = tuple(peak.unknown)
-    return Placement(only, policy, kept_bytes, peak.peak_bytes, flops(whole), stated, unknown)
+    return Placement(only, policy, kept_bytes, peak.peak_bytes, total_flops(whole), stated, unknown)
 
 
 def _checkpointed(program: Program, only: Only, policy: Any) -> Program:

@@ -181,7 +181,7 @@ _MACHINERY = ("jax", "jaxlib", "jaxprtool")
 
 
 def user_traceback(error: BaseException) -> list[FrameSummary]:
-    """Return the traceback frames of an exception outside of JAX, this package and importlib.
+    """Return the traceback frames of an exception outside of JAX, this package and Python's own.
 
     Frames are outermost first. For a `UserFunctionError` they are the frames of its cause.
     """
@@ -195,4 +195,5 @@ def user_traceback(error: BaseException) -> list[FrameSummary]:
         if not os.path.abspath(frame.filename).startswith(inner)
         and not frame.filename.startswith("<frozen ")
         and f"{os.sep}importlib{os.sep}" not in frame.filename
+        and not frame.filename.endswith(f"{os.sep}contextlib.py")  # decorates functions of JAX
     ]

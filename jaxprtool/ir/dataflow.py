@@ -136,10 +136,9 @@ class DataFlow:
 
     def arguments(self, eqn: JaxprEqn, var: Var) -> list[Value]:
         """Return the arguments of an equation's bodies that have a variable as (initial) value."""
-        if (inside := regions(eqn)) is None:
+        if (inside := self._regions(eqn)) is None:
             return []
-        positions = [i for i, atom in enumerate(eqn.invars) if atom is var]
-        return [value for place in positions for value in _arguments(inside, place)]
+        return [v for place in self._places(eqn).get(var, ()) for v in _arguments(inside, place)]
 
     @cached_property
     def holders(self) -> dict[Jaxpr, list[Holder]]:
@@ -161,20 +160,18 @@ class DataFlow:
 
         Returns [] if the primitive has no regions.
         """
-        inside, region = _region(holder)
+        inside, region = self._region(holder)
         if inside is None or region is None:
             return []
         operand = region.ins[position]
-        sources: list[tuple[Jaxpr, Atom]] = [(holder.jaxpr, holder.eqn.invars[operand])]
-        for other, carrying in zip(inside.jaxprs, inside.regions, strict=True):
-            pairs = zip(carrying.next_iteration, other.outvars, strict=True)
-            sources += [(other, atom) for place, atom in pairs if place == operand]
-        return sources
+        later = inside.replacements.get(operand, ())
+        results = [(inside.jaxprs[number], atom) for number, atom in later]
+        return [(holder.jaxpr, holder.eqn.invars[operand]), *results]
 
     def destinations(self, holder: Holder, position: int) -> list[Value]:
         """Return the destinations of a result of a body: results, or arguments of bodies."""
         destinations: list[Value] = []
-        inside, region = _region(holder)
+        inside, region = self._region(holder)
         if inside is not None and region is not None:
             if (out := region.outs[position]) is not None:
                 destinations.append((holder.jaxpr, holder.eqn.outvars[out]))
@@ -184,7 +181,7 @@ class DataFlow:
 
     def controlled_results(self, holder: Holder) -> list[Value]:
         """Return the results of a loop if the body computes its predicate, and else []."""
-        _, region = _region(holder)
+        _, region = self._region(holder)
         if region is None or not region.is_predicate:
             return []
         return [(holder.jaxpr, var) for var in holder.eqn.outvars]
@@ -193,12 +190,20 @@ class DataFlow:
     def _body(self, jaxpr: Jaxpr) -> _BodyDefUse:
         return _BodyDefUse(jaxpr)
 
+    @cached_method
+    def _regions(self, eqn: JaxprEqn) -> Regions | None:
+        return regions(eqn)
 
-def _region(holder: Holder) -> tuple[Regions | None, Region | None]:
-    """Return the regions of an equation, and the region of the held body; None if unknown."""
-    inside = regions(holder.eqn)
-    body = bodies(holder.eqn)[holder.number][1]
-    return inside, None if inside is None else inside.region_of(body)
+    @cached_method
+    def _places(self, eqn: JaxprEqn) -> dict[Var, list[int]]:
+        """Return the positions of each variable among the operands of an equation."""
+        return {v: [place for _, place in uses] for v, uses in DefUse([eqn]).uses.items()}
+
+    def _region(self, holder: Holder) -> tuple[Regions | None, Region | None]:
+        """Return the regions of an equation, and the region of the held body; None if unknown."""
+        inside = self._regions(holder.eqn)
+        body = bodies(holder.eqn)[holder.number][1]
+        return inside, None if inside is None else inside.region_of(body)
 
 
 def _arguments(inside: Regions, operand: int) -> list[Value]:
@@ -248,9 +253,8 @@ class DefiningEquations:
         """
         around: tuple[JaxprEqn, ...] = ()
         defined = self._top
-        eqn = defined.equation(value)
-        assert eqn is not None
-        index = eqn.outvars.index(value)
+        position, index = defined.definitions[value]
+        eqn = defined.eqns[position]
         while True:
             if _is_added(eqn):
                 operand = eqn.invars[index]

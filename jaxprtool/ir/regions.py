@@ -183,6 +183,16 @@ class Regions:
                 by_operand[i].append((number, var))
         return by_operand
 
+    @cached_property
+    def replacements(self) -> dict[int, list[tuple[int, Atom]]]:
+        """For each carried operand, the results that replace it, each with its region number."""
+        by_operand: dict[int, list[tuple[int, Atom]]] = {}
+        for number, (body, region) in enumerate(zip(self.jaxprs, self.regions, strict=True)):
+            for i, atom in zip(region.next_iteration, body.outvars, strict=True):
+                if i is not None:
+                    by_operand.setdefault(i, []).append((number, atom))
+        return by_operand
+
     def sources(self) -> list[list[tuple[int, Atom]]]:
         """Return the possible sources of each result: results of bodies, by region number."""
         sources: list[list[tuple[int, Atom]]] = [[] for _ in self.eqn.outvars]

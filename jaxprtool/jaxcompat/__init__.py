@@ -242,6 +242,7 @@ from jaxprtool.jaxcompat.tracing import (
     equation_jvp,
     forbidden_in_branches,
     forbidden_in_loops,
+    inlined_call_params,
     is_staging,
     jaxs_batching_rules,
     manual_mesh,

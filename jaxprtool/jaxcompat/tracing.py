@@ -34,6 +34,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     Params,
     axes_bound,
     close_jaxpr,
+    inline_of_word,
     new_jaxpr,
     open_jaxpr,
 )
@@ -181,20 +182,36 @@ def bind_jit(
     takes a fifth of the time of `jax.jit`, which handles signatures, caches and options.
     """
     closed, lifted = trace_lifted(fun, debug, args)
-    args = *lifted, *args
-    ins, outs = len(args), len(open_jaxpr(closed).outvars)
-    return jit_p.bind(
-        *args,
-        jaxpr=closed,
-        name=name,
-        ctx_mesh=pjit.get_ctx_mesh(False),
-        in_shardings=(UNSPECIFIED,) * ins,
-        out_shardings=(UNSPECIFIED,) * outs,
-        in_layouts=(None,) * ins,
-        out_layouts=(None,) * outs,
-        donated_invars=(False,) * ins,
+    return jit_p.bind(*lifted, *args, **_jit_params(closed, name))
+
+
+def inlined_call_params(eqn: JaxprEqn) -> Params:
+    """Return the parameters of a jit of a single equation, which JAX inlines when it traces it.
+
+    The operands of the jit are those of the equation.
+    """
+    operands = [Var(atom.aval) for atom in eqn.invars]
+    inner = eqn.replace(invars=operands, source_info=NO_SOURCE)
+    debug = DebugInfo("inlined", eqn.primitive.name, None, None)
+    body = new_jaxpr([], [], operands, inner.outvars, [inner], debug)
+    with eqn.ctx.manager:
+        return {**_jit_params(body, eqn.primitive.name), "inline": inline_of_word(True)}
+
+
+def _jit_params(closed: ClosedJaxpr, name: str) -> Params:
+    """Return the parameters of a jit without options."""
+    ins, outs = len(closed.in_avals), len(closed.out_avals)
+    return {
+        "jaxpr": closed,
+        "name": name,
+        "ctx_mesh": pjit.get_ctx_mesh(False),
+        "in_shardings": (UNSPECIFIED,) * ins,
+        "out_shardings": (UNSPECIFIED,) * outs,
+        "in_layouts": (None,) * ins,
+        "out_layouts": (None,) * outs,
+        "donated_invars": (False,) * ins,
         **_other_jit_params(),
-    )
+    }
 
 
 @cache

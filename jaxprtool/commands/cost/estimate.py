@@ -173,6 +173,14 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     )
 
 
+@without_collector()
+def total_flops(program: Program | AnyJaxpr) -> Number:
+    """Return the FLOPs of a program, as in the total of `cost`."""
+    jaxpr = program_signature(program).jaxpr
+    bodies = BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
+    return _total(bodies, jaxpr).work.flops
+
+
 def _dead(bodies: BodyCosts, jaxpr: Jaxpr) -> Group | None:
     live = live_part(jaxpr)
     if all(len(run.inside) == len(run.jaxpr.eqns) for run in live.runs()):

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.dtypes import float0
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.cost.estimate import cost
+from jaxprtool.commands.cost.estimate import total_flops
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.commands.residuals import residuals as analysis
 from jaxprtool.commands.residuals.residuals import (
@@ -36,6 +36,7 @@ from jaxprtool.commands.residuals.residuals import (
     total_size,
 )
 from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.documents import bytes_of, in_bytes
 from jaxprtool.ir.equations import equations, free_variables, type_of
@@ -54,19 +55,22 @@ from jaxprtool.passes.framework.retrace import (
     root_of,
     trace_errors_reported,
 )
-from jaxprtool.passes.transforms.calls import Checkpoint
+from jaxprtool.passes.transforms.calls import Checkpoint, policy_of
 from jaxprtool.passes.transforms.linear import Vjp
 from jaxprtool.passes.transforms.scoped_checkpoint import checkpoint_levels, name_values
 
 # --- residuals ------------------------------------------------------------------------------------
 # `residuals`: the values that a gradient keeps for its backward pass, also under each policy.
 
+#: The policy that saves only arguments.
+_NOTHING = "nothing_saveable"
+
 #: The compared policies: those of JAX without arguments, each under one name.
 _NAMES = (
     "everything_saveable",
     "dots_saveable",
     "dots_with_no_batch_dims_saveable",
-    "nothing_saveable",
+    _NOTHING,
 )
 
 
@@ -121,7 +125,7 @@ def residuals(
         placed: tuple[Placement, ...] = ()
         if total is not None and (peaks or (limit is not None and limit < total)):
             sources = [*policies, *_offloading(program)]
-            placed = tuple(placements(program, numbers, sources, compiled))
+            placed = tuple(placements(program, numbers, gradient, sources, compiled))
         proposed = None
         if limit is not None:
             proposed = proposal(program, numbers, gradient, limit, placed, compiled)
@@ -220,12 +224,12 @@ def proposal(
         ArgumentsError: If nothing stays within the budget, with the minimum possible; if sizes
             are symbolic.
     """
-    kept, flops = total_bytes(gradient["backward"]), _flops(gradient)
+    kept, needed = total_bytes(gradient["backward"]), _flops(gradient)
     if kept is None:
         hint = 'write them in --args, or -p "specialize(n=512)"'
         raise ArgumentsError("a budget needs sizes that are numbers", hint)
     if kept <= budget:
-        return Proposal(budget, "", (), kept, flops, flops)
+        return Proposal(budget, "", (), kept, needed, needed)
     plain, *tested = rows
     choice = _SavedValueChoice(program, argnums, budget)
     tested += choice.placements(compiled)
@@ -246,7 +250,7 @@ def proposal(
         fits = min(fitting, key=lambda placement: placement.flops)
         chosen = fits.policy, (), fits.total_bytes, fits.flops
     cheaper = None if best is None else _cheaper(best, plain, lower)
-    return Proposal(budget, *chosen, flops, plain, best, cheaper)
+    return Proposal(budget, *chosen, needed, plain, best, cheaper)
 
 
 def _rank(placement: Placement) -> tuple[object, ...]:
@@ -323,7 +327,7 @@ class _SavedValueChoice:
 
 def _flops(gradient: Programs) -> Any:
     """Return the FLOPs of a gradient: of its forward and backward programs."""
-    return sum(cost(program).total.work.flops for _, program in gradient.items())
+    return sum(total_flops(program) for _, program in gradient.items())
 
 
 # --- values that can be saved -----------------------------------------------------------------
@@ -397,7 +401,7 @@ def _prove(program: Program, argnums: Argnums, names: Sequence[str]) -> _Proven:
 
 def _policy(names: Sequence[str]) -> str:
     """Return the source of a policy that saves these names."""
-    return f"save_only_these_names({', '.join(map(repr, names))})" if names else "nothing_saveable"
+    return f"save_only_these_names({', '.join(map(repr, names))})" if names else _NOTHING
 
 
 # --- placements -----------------------------------------------------------------------------------
@@ -428,7 +432,11 @@ def places(program: Program) -> list[Only]:
 
 
 def placements(
-    program: Program, argnums: Argnums, policies: Sequence[str], compiled: bool = False
+    program: Program,
+    argnums: Argnums,
+    gradient: Programs,
+    policies: Sequence[str],
+    compiled: bool = False,
 ) -> Iterator[Placement]:
     """Yield the memory of a program's gradient as it is, and with each policy in each place.
 
@@ -438,29 +446,71 @@ def placements(
     Args:
         program: A program with differentiable results, and sizes that are numbers.
         argnums: The positional arguments to differentiate with respect to.
+        gradient: The result of the pass `vjp` on it, forward and backward.
         policies: The policies, as source. The first, which saves everything, is used only for the
             whole function.
         compiled: Whether to compile each gradient, for the peak that XLA states.
     """
-    plain = measured_placement(program, argnums, (), "", compiled)
+    plain = _measured(gradient, (), "", compiled)
     yield plain
     for only in places(program):
-        if only and not _drops(program, argnums, only, plain):
+        place = _CheckpointedPlace(program, argnums, only, compiled)
+        try:
+            if only and place.measured(_NOTHING).total_bytes >= plain.total_bytes:
+                continue
+            yield from map(place.measured, policies if only == () else policies[1:])
+        except UnsupportedError:  # it has effects
             continue
-        for policy in policies if only == () else policies[1:]:
-            try:
-                yield measured_placement(program, argnums, only, policy, compiled)
-            except UnsupportedError:
-                break
 
 
-def _drops(program: Program, argnums: Argnums, only: Only, plain: Placement) -> bool:
-    """Return True if `jax.checkpoint` in a place drops any residuals."""
-    try:
-        gradient = Vjp(argnums=argnums)(_checkpointed(program, only, "nothing_saveable"))
-    except UnsupportedError:  # it has effects
-        return False
-    return (total_bytes(gradient["backward"]) or 0) < plain.total_bytes
+class _CheckpointedPlace:
+    """A place for `jax.checkpoint`, and the gradients with it there.
+
+    JAX asks a policy about equations, so policies that answer alike give the same gradient, which
+    is measured once.
+    """
+
+    def __init__(self, program: Program, argnums: Argnums, only: Only, compiled: bool) -> None:
+        self._program, self._argnums, self._only = program, argnums, only
+        self._compiled = compiled
+        self._placements: list[tuple[_RecordedPolicy, Placement]] = []
+
+    @cached_method
+    def measured(self, source: str) -> Placement:
+        """Return the memory and FLOPs of the gradient under a policy.
+
+        Raises UnsupportedError if the place has effects.
+        """
+        policy = policy_of(source)
+        for asked, placement in self._placements:
+            if asked.answers_like(policy):
+                return replace(placement, policy=source)
+        if policy in (POLICIES["everything_saveable"], POLICIES[_NOTHING]):  # known to JAX by `is`
+            return measured_placement(
+                self._program, self._argnums, self._only, source, self._compiled
+            )
+        asked = _RecordedPolicy(policy)
+        gradient = Vjp(argnums=self._argnums)(_checkpointed(self._program, self._only, asked))
+        placement = _measured(gradient, self._only, source, self._compiled)
+        self._placements.append((asked, placement))
+        return placement
+
+
+class _RecordedPolicy:
+    """A policy of `jax.checkpoint` that records what it is asked, and its answers."""
+
+    def __init__(self, policy: Callable[..., Any]) -> None:
+        self._policy = policy
+        self._answers: list[tuple[tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __call__(self, *args: Any, **params: Any) -> Any:
+        answer = self._policy(*args, **params)
+        self._answers.append((args, params, answer))
+        return answer
+
+    def answers_like(self, policy: Callable[..., Any]) -> bool:
+        """Return True if a policy gives the same answers to all that this one was asked."""
+        return all(policy(*args, **params) == answer for args, params, answer in self._answers)
 
 
 def measured_placement(
@@ -479,16 +529,20 @@ def measured_placement(
         UnsupportedError: If the place has effects.
     """
     gradient = Vjp(argnums=argnums)(_checkpointed(program, only, policy) if policy else program)
+    return _measured(gradient, only, policy, compiled)
+
+
+def _measured(gradient: Programs, only: Only, policy: str, compiled: bool) -> Placement:
     whole = joined_halves(gradient)
     kept_bytes = total_bytes(gradient["backward"])
     assert kept_bytes is not None
-    flops = sum(cost(half).total.work.flops for _, half in gradient.items())
     stated = _compiled_bytes(whole) if compiled else None
     peak = memory(whole)
-    return Placement(only, policy, kept_bytes, peak.peak_bytes, flops, stated, tuple(peak.unknown))
+    unknown = tuple(peak.unknown)
+    return Placement(only, policy, kept_bytes, peak.peak_bytes, total_flops(whole), stated, unknown)
 
 
-def _checkpointed(program: Program, only: Only, policy: str) -> Program:
+def _checkpointed(program: Program, only: Only, policy: Any) -> Program:
     if not only:
         return Checkpoint(policy)(program)
     for pattern in reversed(only):

@@ -443,9 +443,8 @@ def _begins_with(level: _PathLevel, arguments: Sequence[int]) -> list[Atom]:
     control = level.held
     assert control is not None
     region = control.regions[level.number]
-    carried = {operand for other in control.regions for operand in other.next_iteration}
     places = (region.ins[i] for i in arguments)
-    return [control.eqn.invars[place] for place in places if place not in carried]
+    return [control.eqn.invars[place] for place in places if place not in control.replacements]
 
 
 class _BackwardSlice(NamedTuple):

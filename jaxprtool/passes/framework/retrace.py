@@ -7,12 +7,13 @@ operations, from the same source locations, as if they ran the user's own functi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
+from jax.extend.core.primitives import jit_p
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
@@ -24,13 +25,17 @@ from jaxprtool.errors import (
     described,
     user_traceback,
 )
+from jaxprtool.ir.backends import process_cache
 from jaxprtool.ir.custom_rules import holds_ended_tracer, refused, with_closed_over
 from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import holds_jaxpr, views
 from jaxprtool.ir.state import Changed
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
+from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.passes.framework.base import Pass
 
@@ -63,6 +68,50 @@ def function_of(program: Program, name: str | None = None) -> Callable[..., Any]
 
     fun.__name__ = fun.__qualname__ = name or program.name
     return fun
+
+
+def differentiable_function_of(program: Program) -> Callable[..., Any]:
+    """Return the function of a program, as `function_of` does, for JAX to differentiate.
+
+    JAX caches the derivative of a jit, but derives an equation of a jaxpr each time. So equations
+    are called through jits that JAX inlines, as the functions of `jax.numpy` are. The derivative is
+    the same, and takes half the time.
+    """
+    if symbols_of(program.jaxpr):  # sizes of different scopes cannot be compared
+        return function_of(program)
+    eqns = [_called(eqn) for eqn in program.jaxpr.eqns]
+    return function_of(program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns)))
+
+
+def _called(eqn: JaxprEqn) -> JaxprEqn:
+    """Return a call of an equation that JAX inlines; the equation if it has effects or bodies."""
+    values = eqn.params.values()
+    if (
+        eqn.effects
+        or eqn.primitive.name in views
+        or holds_jaxpr(values)
+        or any(map(callable, values))
+    ):
+        return eqn
+    try:
+        params, _ = parameters_key(eqn)
+    except Unkeyable:
+        return eqn
+    types = tuple([v.aval for v in (*eqn.invars, *eqn.outvars)])
+    key = eqn.primitive, params, types, eqn.ctx
+    if key not in _calls:
+        if len(_calls) >= _MOST_CALLS:
+            _calls.clear()
+        _calls[key] = jaxcompat.inlined_call_params(eqn)
+    return eqn.replace(primitive=jit_p, params=_calls[key])
+
+
+#: The parameters of calls, by what determines an equation except its operands. JAX caches the
+#: derivative of a call by the identity of its jaxpr.
+_calls: dict[Hashable, Params] = process_cache({})
+
+#: The maximum number of these.
+_MOST_CALLS = 10_000
 
 
 def as_pair(program: Program) -> Program:

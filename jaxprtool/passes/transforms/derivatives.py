@@ -26,7 +26,7 @@ from jaxprtool.passes.framework.retrace import (
     WithAux,
     as_pair,
     chosen_argnums,
-    function_of,
+    differentiable_function_of,
     main_results,
     positional,
     retraced,
@@ -79,7 +79,8 @@ class _Derivative(Pass):
         else:
             self._check_real(arguments, results)
         options = {field.name: getattr(self, field.name) for field in fields(self)}
-        return retraced(program, self.name, type(self).transform(function_of(program), **options))
+        fun = differentiable_function_of(program)
+        return retraced(program, self.name, type(self).transform(fun, **options))
 
     def _check_complex(self, what: str, values: Named) -> None:
         for name, aval in _others(values, jnp.complexfloating):
@@ -286,7 +287,7 @@ class Jvp(WithAux):
         """
         program = as_pair(program)
         outs = main_results(program, self.name, self.has_aux)
-        fun = function_of(program)
+        fun = differentiable_function_of(program)
 
         def jvp(primals: object, tangents: object, **kwargs: object) -> object:
             return jax.jvp(

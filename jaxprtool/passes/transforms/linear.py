@@ -41,6 +41,7 @@ from jaxprtool.passes.framework.retrace import (
     WithAux,
     as_pair,
     chosen_argnums,
+    differentiable_function_of,
     function_of,
     main_results,
     positional,
@@ -361,7 +362,7 @@ def _forward_and_backward(
     `split`, a function of JAX, returns the results and a linear function: a pytree, whose leaves
     are the residuals.
     """
-    fun = function_of(program)
+    fun = differentiable_function_of(program)
     trees: list[PyTreeDef] = []
 
     def both(*args: object, **kwargs: object) -> object:

@@ -6,6 +6,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxprtool import residuals, trace
+from jaxprtool.commands.residuals import policies
 from jaxprtool.commands.residuals.policies import measured_placement, places
 from jaxprtool.passes.transforms.calls import policy_of
 from tests.share import for_sweep_unless
@@ -46,6 +47,25 @@ def test_the_ranking_is_that_of_xla_and_passes_make_the_program():
     assert body.compiled_bytes < whole.compiled_bytes and body.peak_bytes < whole.peak_bytes
     assert body.passes == "checkpoint(only='layer', policy=nothing_saveable)"
     assert residuals(program.apply(body.passes)).total_bytes == body.total_bytes
+
+
+def test_policies_that_answer_alike_are_measured_once(monkeypatch):
+    def mixed(w, x):  # one product has a batch dimension
+        return jnp.sin(jnp.tanh(x @ w).reshape(2, 4, 4) @ jnp.tanh(x[:2, :, None] * w)).sum()
+
+    def halved(w, x):
+        return jnp.tanh(jnp.sin(x @ w) @ w).sum()
+
+    measured = []
+    actual = policies._measured
+    monkeypatch.setattr(policies, "_measured", lambda *a: measured.append(a[2]) or actual(*a))
+    for fun, count in (halved, 4), (mixed, 5):
+        measured.clear()
+        program = trace(fun, jnp.ones((4, 4)), jnp.ones((8, 4)))
+        found = residuals(program, peaks=True).placements
+        assert len(found) == 5 and len(measured) == count
+        expected = [measured_placement(program, (0,), each.only, each.policy) for each in found]
+        assert list(found) == expected
 
 
 def test_a_scope_may_have_brackets_in_its_name():

@@ -1,5 +1,6 @@
 """The residuals of a gradient: line, readers and cost of each, and the bytes under policies."""
 
+import cProfile
 import re
 
 import jax
@@ -9,6 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
 from jaxprtool import residuals, trace
+from jaxprtool.commands.residuals.residuals import passed_residuals
 from jaxprtool.commands.residuals.table import recompute_text
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.loading.argspec import read_args
@@ -87,6 +89,22 @@ def test_the_cost_of_values_on_an_unsaved_chain_counts_the_chain_once():
     prices = sorted(each.recompute for each in found.residuals if each.primitive == "tanh")
     # Before each tanh there are a product and a sum of 8 elements, computed from saved values.
     assert prices == [8, 8 + 16, 8 + 32]
+
+
+def test_the_calls_for_the_residuals_of_a_loop_grow_with_its_body():
+    def calls(rounds):
+        def body(x, _):
+            for _ in range(rounds):
+                x = jnp.sin(x) * jnp.tanh(x)
+            return x, None
+
+        halves = trace(lambda x: jax.lax.scan(body, x, length=3)[0].sum(), X).apply("vjp")
+        with cProfile.Profile() as profile:
+            passed_residuals(halves["forward"], halves["backward"], {})
+        return sum(entry.callcount for entry in profile.getstats())
+
+    calls(5)
+    assert calls(100) < 2.1 * calls(50)
 
 
 def test_a_loop_may_start_with_a_python_number():

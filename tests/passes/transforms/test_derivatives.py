@@ -1,9 +1,13 @@
 """grad, value_and_grad, jacfwd, jacrev, hessian and jvp: options, names, trees and errors."""
 
+from functools import partial
+
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.interpreters import ad
 
 import jaxprtool
 from jaxprtool import trace
@@ -31,6 +35,38 @@ FUNCTIONS = {
     "jacrev": jax.jacrev,
     "hessian": jax.hessian,
 }
+
+
+def test_a_gradient_has_the_equations_of_jax_in_their_order():
+    def mixed(x):
+        y = jnp.where(x > 0, jnp.sin(x) * x, x**3)
+        return (jax.nn.softmax(y) @ jnp.cumsum(y) + jnp.sort(y)[1:].prod()) / y.max()
+
+    x = jnp.arange(1.0, 5.0)
+    program = trace(mixed, x)
+    assert str(program.apply("grad").jaxpr) == str(jax.make_jaxpr(jax.grad(mixed))(x))
+    # Numbers that are equal in Python, and not as parameters.
+    powers = trace(lambda x: (x**2 + x**2.0 + jax.lax.reduce_precision(x, 8, 1)).sum(), x)
+    assert powers.apply("grad")(x) == pytest.approx(4 * x + 1)
+
+
+def test_jax_derives_equal_equations_once():
+    derived = []
+    twice = jax.extend.core.Primitive("twice_of_derivatives")
+    twice.def_abstract_eval(lambda x, **_: x)
+
+    @partial(ad.primitive_jvps.__setitem__, twice)
+    def _(primals, tangents, **params):
+        derived.append(params)
+        return twice.bind(*primals, **params), twice.bind(*tangents, **params)
+
+    def chain(x):
+        for factor in (2, 2.0, True, 0.0, -0.0) * 3:
+            x = twice.bind(x, factor=factor)
+        return x
+
+    trace(chain, 1.0).apply("linearize")
+    assert [repr(params["factor"]) for params in derived] == ["2", "2.0", "True", "0.0", "-0.0"]
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -214,6 +250,13 @@ def test_mistakes_are_one_line_errors(fun, args, pipeline, error, says):
     with pytest.raises(error, match=says) as raised:
         trace(fun, *args).apply(pipeline)
     assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp"])
+def test_an_error_of_a_rule_of_jax_is_not_the_users(transform):
+    program = trace(lambda a: jax.scipy.special.betainc(a, 1.0, 0.5), 2.0)
+    with pytest.raises(UnsupportedError, match="Betainc gradient with respect to a"):
+        program.apply(transform)
 
 
 def test_errors_of_a_users_rule_are_passed_on():

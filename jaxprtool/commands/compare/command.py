@@ -111,7 +111,8 @@ def compare_command(
     """Measure how the results of variants of a function differ.
 
     Variants are all combinations of TARGETs, pipelines, precisions and backends. The first is the
-    reference. Exit code 1 if a result of another variant is out of tolerance.
+    reference. If a function differs with and without jit, --op-by-op --bisect names the equation.
+    Exit code 1 if a result of another variant is out of tolerance.
 
     [bold]Examples[/]
 
@@ -157,6 +158,8 @@ def compare_command(
         output.write_json(result)
     else:
         output.write_rendered(render.comparison_tables(result, output.width(), rows))
+        if text := render.how_to_bisect(result, bisect):
+            output.note(text)
     for message in result.unproven:
         advice = (
             "pass other values in --args"

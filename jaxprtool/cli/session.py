@@ -301,6 +301,8 @@ class FunctionOptions:
                 entry = self._entry(pipeline, types, symbolic)
                 if not runs and (needless := entry.needless_work):
                     output.note(needless)
+                if entry.note:
+                    output.note(entry.note)
                 found = self.trace_entry(entry, pipeline, axis_env)
             has_own = self._is_file and found.program.meshes and not pipeline.partitions
             return found if has_own else replace(found, mesh_set=mesh_set)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias, Unpack
+from typing import Any, ClassVar, TypeAlias, Unpack
 
 import jax
 
@@ -91,6 +91,9 @@ class Entry:
     after: Arguments | None = None
     roots: tuple[Root, ...] = ()
     specs: Specs = NO_SPECS
+
+    #: Only a program has a note.
+    note: ClassVar[str] = ""
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """Return the Program, with the named axes of `axes` free in it.

@@ -144,12 +144,19 @@ def times_text(shardings: Shardings) -> str:
 
 
 def _both_sources(shardings: Shardings, top: int | None) -> Iterator[Text | Table]:
-    """Yield tables of the collectives that the partitioner added, and of those of the program."""
-    sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
-    for source, title in sources.items():
-        if listed := [
-            collective for collective in shardings.collectives if collective.source == source
-        ]:
+    """Yield tables of avoidable collectives, of others of the partitioner, and of the program's."""
+    avoidable = _by(shardings.collectives, lambda collective: collective.avoided_by)
+    others = avoidable.pop("", [])
+    groups = {f"avoidable: {change}, as compiled": here for change, here in avoidable.items()}
+    groups |= {
+        title: [collective for collective in others if collective.source == source]
+        for source, title in (
+            ("partitioner", "added by the partitioner"),
+            ("program", "asked for by the program"),
+        )
+    }
+    for title, listed in groups.items():
+        if listed:
             yield Text()
             yield _collectives(shardings, listed, title, top)
 
@@ -291,12 +298,9 @@ def _constraints(shardings: Shardings) -> Iterator[Text | Table]:
     title = f"with one of these constraints, as compiled ({shardings.tried} tried)"
     table = new_table(title, *columns)
     for constraint in shardings.constraints:
-        value = "…" if constraint.replaces else constraint.value
-        code = f"with_sharding_constraint({value}, {constraint.spec})"
-        below = Text(code if constraint.spec else "without the constraint")
+        below = Text(constraint.change)
         if constraint.replaces:
-            instead = "instead of " if constraint.spec else ""
-            below.append(f" {instead}{constraint.replaced} in the source", style=tables.COMMENT)
+            below.append(" in the source", style=tables.COMMENT)
         sizes = in_bytes(constraint.sent_bytes), in_bytes(constraint.memory_bytes)
         table.add_row(*sizes, Text(constraint.line, style=tables.BINDER))
         table.add_row("", "", Padding(below, (0, 0, 0, 2)))

@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from jaxprtool import jaxcompat
 from jaxprtool.errors import TargetError, UnsupportedError, did_you_mean
 from jaxprtool.ir.documents import plural, some
-from jaxprtool.ir.equations import free_variables, holders, variables
+from jaxprtool.ir.equations import holders, part_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.paths import unique
@@ -24,7 +24,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward
 from jaxprtool.ir.trees import structure
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 #: The number of functions that an error lists.
 _LISTED = 8
@@ -148,7 +148,7 @@ def _traced_calls(program: Program, name: str) -> Iterator[InnerFunction]:
             if eqns:
                 place = _call_line(eqns[0], name, frames)
                 in_gradient = "" if whole else "forward"
-                yield InnerFunction(_cut(jaxpr, eqns, name), place, in_gradient)
+                yield InnerFunction(part_of(jaxpr, eqns, name), place, in_gradient)
 
 
 def _call_line(eqn: JaxprEqn, name: str, frames: Frames) -> str:
@@ -179,26 +179,6 @@ def _equations(part: Part) -> Iterator[JaxprEqn]:
             yield from _equations(child)
     else:
         yield part
-
-
-def _cut(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], name: str) -> AnyJaxpr:
-    """Return equations of a jaxpr as one.
-
-    Its results are the results of the jaxpr among their values, then the values that nothing reads,
-    and then those that other equations read.
-    """
-    inside = set(map(id, eqns))
-    there = free_variables([eqn for eqn in jaxpr.eqns if id(eqn) not in inside])
-    here = {v for eqn in eqns for v in variables(eqn.invars)}
-    defined = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, DropVar)]
-    returned = [v for v in variables(jaxpr.outvars) if v in set(defined)]
-    unread = [v for v in defined if v not in there and v not in here]
-    results = dict.fromkeys([*returned, *unread, *(v for v in defined if v in there)])
-    free = free_variables(eqns)
-    arguments = [v for v in jaxpr.invars if v in free]
-    arguments += [v for v in free if v not in arguments]
-    debug = jaxcompat.DebugInfo(name, name, None, None)
-    return jaxcompat.new_jaxpr((), (), arguments, list(results), eqns, debug)
 
 
 def _names(program: Program) -> dict[str, None]:

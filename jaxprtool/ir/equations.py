@@ -25,6 +25,10 @@ from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, Jaxpr, JaxprE
 # Helpers for equations and values: short types, sizes, bodies, and names.
 
 
+#: What a type such as `~f32[]` is, for where one is shown.
+WEAK_NOTE = "~ marks a weak type, as of a Python number: it takes the dtype of the array it meets"
+
+
 def type_of(aval: Aval, weak: bool = False) -> str:
     """Return a type in JAX's short form: `f32[3]`, or `~f32[3]` if weakly typed and `weak`."""
     mark = "~" if weak and getattr(aval, "weak_type", False) else ""

@@ -181,7 +181,8 @@ def test_the_tree_and_the_table_fold_them_too(terminal, wide):
 @pytest.mark.parametrize("format", ["text", "tree", "table", "json", "html"])
 def test_weak_types_are_marked_on_request(cli, format):
     arguments = ("show", "jax.nn:relu", "--args", "2.0", "--format", format)
-    assert "~f32[]" in cli(*arguments, "--weak").out
+    found = cli(*arguments, "--weak")
+    assert "~f32[]" in found.out and "~ marks a weak type, as of a Python number" in found.err
     assert "~f32[]" not in cli(*arguments).out
     assert "~f32" not in cli("show", "jax.nn:relu", "--args", "f32[3]", "--weak").out
 

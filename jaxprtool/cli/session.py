@@ -184,8 +184,8 @@ class FunctionOptions:
         FUNCTION.option(
             "--args",
             "EXPR",
-            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". Default: its "
-            "example arguments.",
+            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". With values: "
+            "zeros(f32[3]), full(f32[3], 2), array([1, 2]), … Default: its example arguments.",
         ),
     ] = None
     tracing: Tracing = Tracing()

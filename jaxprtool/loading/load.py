@@ -32,6 +32,7 @@ from jaxprtool.loading.parameter_types import ParameterTypes
 from jaxprtool.loading.target import (
     Target,
     class_hint,
+    methods_hint,
     module_hint,
     require_arrays,
     resolve,
@@ -299,7 +300,8 @@ def _call_factory(resolved: Target, target: str) -> tuple[Callable, Arguments | 
             message = (
                 f"the factory {resolved.name} returned {_described_type(value)} for its {what}"
             )
-            raise TargetError(message, _FACTORY_GIVES)
+            hint = methods_hint(value, "its ") if what == "function" else ""
+            raise TargetError(message, f"return {hint}" if hint else _FACTORY_GIVES)
     return fun, (tuple(args), dict(kwargs))
 
 

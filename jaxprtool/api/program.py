@@ -74,7 +74,9 @@ def _of_targets(load: Callable[P, Program]) -> Callable[P, Program]:
                 f"jaxprtool.trace({function_name(target)}, *args) traces a function",
             )
         if not isinstance(target, str | os.PathLike):
-            message = f"load takes the text of a TARGET, not a value of type {type(target).__name__}"
+            message = (
+                f"load takes the text of a TARGET, not a value of type {type(target).__name__}"
+            )
             hint = methods_hint(target, "its ")
             raise ArgumentsError(message, f"jaxprtool.trace traces {hint}" if hint else None)
         others = (*args[1:], kwargs.get("args"))

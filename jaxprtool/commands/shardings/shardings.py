@@ -40,7 +40,7 @@ from jaxprtool.ir.hlo.module import product_flops
 from jaxprtool.ir.hlo.partitions import MeshAxes, spec_text
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.process import without_collector
-from jaxprtool.ir.program import Program, top_jaxpr
+from jaxprtool.ir.program import Program, require_program, top_jaxpr
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.transforms.scoped_checkpoint import constrain_values
@@ -75,6 +75,7 @@ def shardings(
             cannot compile it.
         BackendError: If there are too few devices for its mesh.
     """
+    require_program(program)
     avals = dict(program.arguments)
     placed = [name for name in program.sharded if mesh_of(avals[name]) is None]
     if placed and not arguments:  # types do not say where they lie

@@ -24,7 +24,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward
 from jaxprtool.ir.trees import structure
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal
 
 #: The number of functions that an error lists.
 _LISTED = 8

@@ -116,7 +116,8 @@ def test_a_page_is_written_to_the_given_place(cli, folder):
     ("options", "message"),
     [
         (("-o", "x.py"), "show writes .html files, but -o names 'x.py'"),
-        (("-o", "x.txt"), "-o writes an HTML page, but --format is text"),
+        (("-o", "x.txt"), "show writes .html files, but -o names 'x.txt'"),
+        (("-o", "x"), "-o writes an HTML page, but --format is text"),
         (("-o", "x.html", "--format", "tree"), "-o writes an HTML page, but --format is tree"),
         (("-o", "x.html", "--stats"), "--stats and --format html cannot be combined"),
         (("--format", "html", "--json"), "--json and --format html cannot be combined"),

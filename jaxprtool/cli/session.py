@@ -288,9 +288,10 @@ class FunctionOptions:
             symbolic: Whether --args are for the program after the passes also if the passes need
                 symbolic sizes.
             axis_env: Named axes of the function, and their sizes.
-            auto: Whether the axes of `--mesh` are Auto, because the passes shard values over them.
-                They are also Auto if specs are given, and otherwise Explicit, since types name
-                them. A function with a mesh of its own is traced with the axis types of that mesh.
+            auto: Whether the axes of `--mesh` are Auto, because other passes shard values over
+                them. They are also Auto if these passes do, or if specs are given, and otherwise
+                Explicit, since types name them. A function with a mesh of its own is traced with
+                the axis types of that mesh.
             virtual: Whether the mesh may have virtual devices, because the program is not run.
         """
         self.import_module()
@@ -307,7 +308,7 @@ class FunctionOptions:
             has_own = self._is_file and found.program.meshes and not pipeline.partitions
             return found if has_own else replace(found, mesh_set=mesh_set)
 
-        explicit = not (auto or self.tracing.has_specs)
+        explicit = not (auto or pipeline.partitions or self.tracing.has_specs)
         try:
             return on_mesh(explicit)
         except MeshConflictError as conflict:
@@ -445,8 +446,7 @@ class Session:
 
     def traced(self, runs: bool = False, **more: Any) -> TracedTarget:
         """Return the program of TARGET and its arguments; see `FunctionOptions.trace`."""
-        auto = self.pipeline.partitions
-        return self.function.trace(self.pipeline, runs=runs, auto=auto, **more)
+        return self.function.trace(self.pipeline, runs=runs, **more)
 
     def programs(
         self,

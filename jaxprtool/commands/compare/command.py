@@ -140,11 +140,14 @@ def compare_command(
     for target in targets:
         target.import_module()
     axes.require_backends()
+    auto = any(steps.partitions for steps in pipelines)
     traced = [
-        target.trace(pipelines[0], runs=True, types=types, symbolic=True) for target in targets
+        target.trace(pipelines[0], runs=True, types=types, symbolic=True, auto=auto)
+        for target in targets
     ]
     named = [(target.target, trace.program) for target, trace in zip(targets, traced, strict=True)]
-    plan = planned(named, axes, function.on_progress)
+    with traced[0].mesh_set():
+        plan = planned(named, axes, function.on_progress)
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
         result = compare_planned(

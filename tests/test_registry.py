@@ -96,6 +96,16 @@ def test_a_command_with_the_name_of_ours_is_ignored_with_a_warning(install, caps
     )
 
 
+def test_completion_prints_no_warning(install, monkeypatch, capsys):
+    install("greets_as_show", entry="show")
+    monkeypatch.setenv("_JAXPRTOOL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "jaxprtool sho")
+    monkeypatch.setenv("COMP_CWORD", "1")
+    main([])
+    completed = capsys.readouterr()
+    assert completed.out.split() == ["show"] and completed.err == ""
+
+
 def test_metadata_older_than_the_code_is_an_error_with_the_remedy(monkeypatch, capsys):
     monkeypatch.setattr("jaxprtool.registry._own", lambda path: {})
     assert main(["cost", "f.py:f"]) == 2

@@ -17,6 +17,7 @@ from jaxprtool.formats import lowering
 from jaxprtool.formats.lowering import XlaComputation
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.trees import filled
+from jaxprtool.loading.target import methods_hint
 from jaxprtool.loading.trace import (
     BoundCall,
     StaticArguments,
@@ -72,6 +73,12 @@ def _of_targets(load: Callable[P, Program]) -> Callable[P, Program]:
                 f"load takes the text of a TARGET, not a function: '{function_name(target)}'",
                 f"jaxprtool.trace({function_name(target)}, *args) traces a function",
             )
+        if not isinstance(target, str | os.PathLike):
+            message = (
+                f"load takes the text of a TARGET, not a value of type {type(target).__name__}"
+            )
+            hint = methods_hint(target, "its ")
+            raise ArgumentsError(message, f"jaxprtool.trace traces {hint}" if hint else None)
         others = (*args[1:], kwargs.get("args"))
         if not all(isinstance(other, str | None) for other in others):
             raise ArgumentsError(

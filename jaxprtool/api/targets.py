@@ -4,6 +4,7 @@
     path/file.jaxpr, -                                a program from a file, or from stdin
     path/file                                         an artifact of `jax.export`
     run/step, run/step@2                              a program of a run that `record` recorded
+    run/step:loss, path/file.jaxpr:loss#2             a function inside such a program
 
 `loading` finds functions, `formats` reads files, and `recording` reads recorded runs.
 """
@@ -52,6 +53,9 @@ class ProgramEntry:
 
     #: The arguments of `--args` if they are for the program after the passes.
     after: Arguments | None = None
+
+    #: What to know of the program, or "".
+    note: str = ""
 
     #: Always None: no argument values were computed needlessly.
     needless_work: ClassVar[None] = None
@@ -118,7 +122,7 @@ def find_entry(
             f"{_shown(target)} is a program, so --factory and static arguments do not apply",
             _FUNCTION,
         )
-    program, kept = _stored(target)
+    program, kept, note = _stored(target)
     if not jax.config.jax_enable_x64 and has_64_bit_types(program.jaxpr):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
@@ -128,14 +132,16 @@ def find_entry(
         program = on_axes(program, mesh)
     own_types = tuple(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in program.in_avals)
     if args is None:
-        return ProgramEntry(program, own_types if kept is None else tuple(kept))
+        values = own_types if kept is None else tuple(kept)
+        return ProgramEntry(program, values, note=note)
     from jaxprtool.sizes.buckets import converted_arguments
 
     arguments = argspec.read_args(args)
     if symbolic and program.symbols and not symbolic_sizes(jax.tree.leaves(arguments)):
-        return ProgramEntry(program, own_types, arguments)
+        return ProgramEntry(program, own_types, arguments, note)
     values = converted_arguments(program, *arguments)
-    return ProgramEntry(program.at([getattr(value, "shape", ()) for value in values]), values)
+    program = program.at([getattr(value, "shape", ()) for value in values])
+    return ProgramEntry(program, values, note=note)
 
 
 def import_module(target: str) -> None:
@@ -166,22 +172,31 @@ def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
 
 
 def is_file(target: str) -> bool:
-    """Return True if a TARGET is a program in a file, stdin or a run, not a function."""
+    """Return True if a TARGET is a program in a file, stdin or a run, or inside one."""
     if target == STDIN or target.endswith(".jaxpr"):
         return True
-    if target.endswith(".py") or ":" in target:
+    if target.endswith(".py"):
         return False
+    place, colon, _ = target.rpartition(":")
+    if colon:
+        return not place.endswith(".py") and is_file(place)
     return os.path.isfile(target) or run_and_program(target) is not None
 
 
-def _stored(target: str) -> tuple[Program, Sequence[object] | None]:
-    """Return a program, and the arguments that its run keeps, if it is one of a recorded run."""
+def _stored(target: str) -> tuple[Program, Sequence[object] | None, str]:
+    """Return a program, the arguments that its run keeps, and a note on it, or ""."""
+    place, colon, name = target.rpartition(":")
+    if colon and not os.path.exists(target) and is_file(place):
+        from jaxprtool.loading.inner_functions import inner_function
+
+        program, note = inner_function(_stored(place)[0], name)
+        return program, None, note
     recorded = run_and_program(target)
     if recorded is None:
-        return _program(target, _data(target)), None
+        return _program(target, _data(target)), None, ""
     from jaxprtool.recording.read import replayed
 
-    return replayed(*recorded)
+    return *replayed(*recorded), ""
 
 
 def _data(target: str) -> bytes:

@@ -162,7 +162,9 @@ def print_completions(command: Any, arguments: Sequence[str], program: str) -> N
     cut = _join_bash_words()
     answered = io.StringIO()
     try:
-        with contextlib.redirect_stdout(answered if cut else sys.stdout):
+        # A warning, as of a plug-in, would be printed into the line that the user types.
+        ignored = warnings.catch_warnings(action="ignore")
+        with ignored, contextlib.redirect_stdout(answered if cut else sys.stdout):
             command.main(list(arguments), program)
     finally:
         for line in answered.getvalue().splitlines():

@@ -270,6 +270,8 @@ def check_out(
     ends = [end for end, (kind, _) in SUFFIXES.items() if kind in formats]
     ends += [PAGE] if page else []
     suffix = suffix_of(out)
+    if ends == [PAGE] and suffix not in (*ends, *SUFFIXES, ""):
+        raise OutputError(f"{command} writes {PAGE} files, but -o names '{out}'")
     if suffix not in ends and (suffix in SUFFIXES or is_page(out)):
         instead = "jaxprtool show TARGET" if is_page(out) else instead
         raise OutputError(

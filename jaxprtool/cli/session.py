@@ -210,8 +210,8 @@ class FunctionOptions:
         FUNCTION.option(
             "--args",
             "EXPR",
-            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". Default: its "
-            "example arguments.",
+            "Its arguments: \"{'w': f32[3,4]}, f32[8,3], training=static(False)\". With values: "
+            "zeros(f32[3]), full(f32[3], 2), array([1, 2]), … Default: its example arguments.",
         ),
     ] = None
     tracing: Tracing = Tracing()
@@ -314,9 +314,10 @@ class FunctionOptions:
             symbolic: Whether --args are for the program after the passes also if the passes need
                 symbolic sizes.
             axis_env: Named axes of the function, and their sizes.
-            auto: Whether the axes of `--mesh` are Auto, because the passes shard values over them.
-                They are also Auto if specs are given, and otherwise Explicit, since types name
-                them. A function with a mesh of its own is traced with the axis types of that mesh.
+            auto: Whether the axes of `--mesh` are Auto, because other passes shard values over
+                them. They are also Auto if these passes do, or if specs are given, and otherwise
+                Explicit, since types name them. A function with a mesh of its own is traced with
+                the axis types of that mesh.
             virtual: Whether the mesh may have virtual devices, because the program is not run.
         """
         self.import_module()
@@ -331,13 +332,15 @@ class FunctionOptions:
                 entry = entry or self._entry(pipeline, types, symbolic)
                 if not runs and (needless := entry.needless_work):
                     output.note(needless)
+                if entry.note:
+                    output.note(entry.note)
                 traced = traced or self.trace_entry(entry, pipeline, axis_env)
             if kept is not None:
                 kept.now.setdefault(key, (entry, traced))
             has_own = self._is_file and traced.program.meshes and not pipeline.partitions
             return traced if has_own else replace(traced, mesh_set=mesh_set)
 
-        explicit = not (auto or self.tracing.has_specs)
+        explicit = not (auto or pipeline.partitions or self.tracing.has_specs)
         try:
             return on_mesh(explicit)
         except MeshConflictError as conflict:
@@ -475,8 +478,7 @@ class Session:
 
     def traced(self, runs: bool = False, **more: Any) -> TracedTarget:
         """Return the program of TARGET and its arguments; see `FunctionOptions.trace`."""
-        auto = self.pipeline.partitions
-        return self.function.trace(self.pipeline, runs=runs, auto=auto, **more)
+        return self.function.trace(self.pipeline, runs=runs, **more)
 
     def programs(
         self,

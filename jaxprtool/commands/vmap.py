@@ -144,8 +144,10 @@ def vmap_command(
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk, sum_match)
     steps = Pipeline((Step(batch), *pipeline(passes, plugin).steps))
     watcher = watched_steps.Watcher()
-    program = function.trace(steps).program
-    programs = pipeline_steps.run_pipeline(steps, program, function.on_progress, watcher)
+    traced = function.trace(steps)
+    program = traced.program
+    with traced.mesh_set():
+        programs = pipeline_steps.run_pipeline(steps, program, function.on_progress, watcher)
     row = watcher.rows[0]
     function.on_progress("rendering")
     if out is not None:

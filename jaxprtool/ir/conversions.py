@@ -16,7 +16,7 @@ from jax import lax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.equations import substitute, with_operands
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.regions import While, view
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.traits import traits
@@ -65,6 +65,7 @@ def with_contents(program: Program, like: Program | None = None) -> Program:
         like: The result of this function for another program. The result also takes the contents of
             Refs that this one takes, but `program` does not, and returns them unchanged.
     """
+    require_program(program)
     body = program.jaxpr
     names = {f"constant[{i}]": var for i, var in enumerate(body.constvars)}
     names |= dict(zip(program.arg_names, body.invars, strict=True))

@@ -19,10 +19,14 @@ from jaxprtool.ir.dtypes import is_wide, itemsize
 from jaxprtool.ir.frames import source_place
 from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs, views
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 # --- equations ------------------------------------------------------------------------------------
 # Helpers for equations and values: short types, sizes, bodies, and names.
+
+
+#: What a type such as `~f32[]` is, for where one is shown.
+WEAK_NOTE = "~ marks a weak type, as of a Python number: it takes the dtype of the array it meets"
 
 
 def type_of(aval: Aval, weak: bool = False) -> str:
@@ -187,6 +191,26 @@ def free_variables(eqns: Iterable[JaxprEqn], results: Iterable[Atom] = ()) -> di
 def variables(atoms: Iterable[Atom]) -> list[Var]:
     """Return the variables among atoms."""
     return [v for v in atoms if type(v) is not Literal]
+
+
+def part_of(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], name: str) -> ClosedJaxpr:
+    """Return some equations of a jaxpr as a jaxpr of their own.
+
+    Its results are the results of the jaxpr among their values, then the values that nothing reads,
+    and then those that other equations read.
+    """
+    inside = set(map(id, eqns))
+    there = free_variables([eqn for eqn in jaxpr.eqns if id(eqn) not in inside])
+    here = {v for eqn in eqns for v in variables(eqn.invars)}
+    defined = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, jaxcompat.DropVar)]
+    returned = [v for v in variables(jaxpr.outvars) if v in set(defined)]
+    unread = [v for v in defined if v not in there and v not in here]
+    results = dict.fromkeys([*returned, *unread, *(v for v in defined if v in there)])
+    free = free_variables(eqns)
+    arguments = [v for v in jaxpr.invars if v in free]
+    arguments += [v for v in free if v not in arguments]
+    debug = jaxcompat.DebugInfo(name, name, None, None)
+    return jaxcompat.new_jaxpr((), (), arguments, list(results), eqns, debug)
 
 
 def needed_equations(

@@ -648,8 +648,21 @@ def _bounded(value: NamedValue, bound: Bound | None) -> NamedValue:
     return value
 
 
+def require_program(program: object) -> None:
+    """Raise ArgumentsError unless this is a `Program`, for instance for an untraced function."""
+    if not isinstance(program, Program):
+        name = getattr(program, "__name__", None) or type(program).__name__
+        hint = "create one with jaxprtool.trace(function, *arguments)"
+        raise ArgumentsError(f"{name} is not a Program", hint)
+
+
 def top_jaxpr(program: Program | AnyJaxpr) -> Jaxpr:
-    """Return the open jaxpr of a `Program`, or of a jaxpr, closed or open."""
+    """Return the open jaxpr of a `Program`, or of a jaxpr, closed or open.
+
+    Raises ArgumentsError for anything else, as all functions that take either.
+    """
+    if not isinstance(program, jaxcompat.Jaxpr | jaxcompat.ClosedJaxpr):
+        require_program(program)
     jaxpr = program.jaxpr if isinstance(program, Program) else as_constants(program)
     return jaxcompat.open_jaxpr(jaxpr)
 

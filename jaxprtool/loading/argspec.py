@@ -449,7 +449,11 @@ class _ArgumentReader:
 
     def _array(self, node: ast.Call) -> np.ndarray:
         options = self._options(node, ("values",), ("dtype",))
-        numbers = np.asarray(self.source.literal(options["values"]))
+        try:
+            numbers = np.asarray(self.source.literal(options["values"]))
+        except ValueError:
+            message = "the lists in array(...) must have equal lengths"
+            raise self.source.fail(options["values"], message) from None
         if numbers.dtype.kind not in "bifc":
             raise self.source.fail(node, "array(...) takes numbers in nested lists")
         if "dtype" in options:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, TypeAlias, Unpack
+from typing import Any, ClassVar, TypeAlias, Unpack
 
 import jax
 
@@ -32,6 +32,7 @@ from jaxprtool.loading.parameter_types import ParameterTypes
 from jaxprtool.loading.target import (
     Target,
     class_hint,
+    methods_hint,
     module_hint,
     require_arrays,
     resolve,
@@ -91,6 +92,9 @@ class Entry:
     after: Arguments | None = None
     roots: tuple[Root, ...] = ()
     specs: Specs = NO_SPECS
+
+    #: Only a program has a note.
+    note: ClassVar[str] = ""
 
     def trace(self, axes: Sequence[tuple[Hashable, int]] = ()) -> Program:
         """Return the Program, with the named axes of `axes` free in it.
@@ -296,7 +300,8 @@ def _call_factory(resolved: Target, target: str) -> tuple[Callable, Arguments | 
             message = (
                 f"the factory {resolved.name} returned {_described_type(value)} for its {what}"
             )
-            raise TargetError(message, _FACTORY_GIVES)
+            hint = methods_hint(value, "its ") if what == "function" else ""
+            raise TargetError(message, f"return {hint}" if hint else _FACTORY_GIVES)
     return fun, (tuple(args), dict(kwargs))
 
 

@@ -113,14 +113,23 @@ def resolve(target: str) -> Target:
     module = import_place(place)
     value = _attribute(module, path, place)
     if not callable(value):
-        type_name = type(value).__name__
-        methods = [name for name in ("apply", "update", "init") if _is_callable(value, name)]
-        hint = " or ".join(f"{target}.{name}" for name in methods)
+        hint = methods_hint(value, target)
         raise TargetError(
-            f"'{path}' in {place} is not callable; its type is {type_name}",
-            f"write {hint}" if methods and not isinstance(value, dict | set) else _listing(module),
+            f"'{path}' in {place} is not callable; its type is {type(value).__name__}",
+            f"write {hint}" if hint else _listing(module),
         )
     return Target(value, module, path, call)
+
+
+def methods_hint(value: object, name: str) -> str:
+    """Return the methods that are traced of an object with a name, `net.apply or net.init`, or "".
+
+    These are the methods of modules, of optimizers, and of artifacts of `jax.export`.
+    """
+    methods = ("apply", "update", "init", "call")
+    if isinstance(value, dict | set):
+        return ""
+    return " or ".join(f"{name}.{method}" for method in methods if _is_callable(value, method))
 
 
 def import_place(place: str) -> ModuleType:

@@ -49,7 +49,7 @@ from jaxprtool.ir.trees import StaticLeaf, filled, release, structure
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.loading.example import Static
-from jaxprtool.loading.target import mesh_conflict, value_needed
+from jaxprtool.loading.target import mesh_conflict, methods_hint, value_needed
 
 
 class StaticArguments(TypedDict, total=False):
@@ -140,6 +140,10 @@ def trace(
         ArgumentsError: If the arguments do not fit the function.
         UserFunctionError: If the function raises.
     """
+    if not callable(fun):
+        hint = methods_hint(fun, "its ")
+        message = f"a value of type {type(fun).__name__} is not a function"
+        raise ArgumentsError(message, f"trace {hint}" if hint else None)
     call = bind_arguments(fun, args, kwargs, static_argnums, static_argnames)
     return trace_call(function_name(fun), fun, call, axis_env)
 

@@ -59,7 +59,7 @@ def is_run(path: str) -> bool:
 def run_and_program(target: str) -> tuple[str, str] | None:
     """Return the folder of a run and the name of a program in it, for `run/step`; None for others.
 
-    The name is "" for the folder itself.
+    The name is "" for the folder itself. `run/step:loss` is a function inside a program.
     """
     path = target.rstrip("/")
     if is_run(path):
@@ -67,7 +67,7 @@ def run_and_program(target: str) -> tuple[str, str] | None:
     head, _, name = path.rpartition("/")
     while head:
         if is_run(head):
-            return (head, name) if not os.path.isfile(target) else None
+            return None if os.path.isfile(target) or ":" in name else (head, name)
         head, _, part = head.rpartition("/")
         name = f"{part}/{name}"
     return None

@@ -82,7 +82,8 @@ def new_run(path: str | None, overwrite: bool) -> NewRun:
         OutputError: If the folder holds anything else than a run, or a run that is being written,
             or cannot be written.
     """
-    where = NEWEST if path is None else path.rstrip("/") or "/"
+    where = NEWEST if path is None else path.rstrip("/") or path[:1]
+    _require_possible(where)
     parent = os.path.dirname(os.path.abspath(where))
     try:
         os.makedirs(parent, exist_ok=True)
@@ -105,6 +106,20 @@ def new_run(path: str | None, overwrite: bool) -> NewRun:
             return run
     except OSError as error:
         raise OutputError(f"cannot write '{where}': {error.strerror or error}") from None
+
+
+def _require_possible(where: str) -> None:
+    """Raise OutputError for a name that no new folder can have."""
+    if not where:
+        raise OutputError("-o names no folder", "write the folder of the run: -o run")
+    path = os.path.abspath(where)
+    if path == os.path.dirname(path):
+        raise OutputError(f"-o names '{where}', in which nothing but a run may be", "add a name")
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    if not os.path.isdir(path):
+        file = os.path.relpath(path) if not os.path.isabs(where) else path
+        raise OutputError(f"cannot write '{where}': '{file}' is not a folder")
 
 
 def _one_begins(parent: str) -> contextlib.AbstractContextManager[None]:

@@ -11,10 +11,31 @@ from jaxprtool.ir.documents import listed
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.recording.describe import STEP, CacheKey, root
-from jaxprtool.recording.recorded_run import Argument, Reason, ReasonKind
+from jaxprtool.recording.recorded_run import Argument, Function, Reason, ReasonKind
 
 # --- reasons --------------------------------------------------------------------------------------
 # Find why JAX compiled a function again: the differences from its nearest earlier compilation.
+
+
+def compiled_again(function: Function) -> tuple[str, Reason] | None:
+    """Return that a function was compiled again, and what to do or else what differed.
+
+    Returns:
+        The phrase `step was compiled 6 times: pad batch to 64`, and the first reason with advice,
+        or else the first one; None if the function was compiled once.
+    """
+    reasons = [reason for compilation in function.compilations for reason in compilation.reasons]
+    if not reasons:
+        return None
+    advised = next((reason for reason in reasons if reason.advice), reasons[0])
+    # The last advice on it has the most facts, such as all sizes.
+    for reason in reasons:
+        if reason.advice and (reason.kind, reason.path) == (advised.kind, advised.path):
+            advised = replace(advised, advice=reason.advice)
+    what = advised.advice or advised.path
+    text = f"{function.name} was compiled {len(function.compilations):,} times"
+    return text + (f": {what}" if what else ""), advised
+
 
 #: The maximum number of reasons of one kind for one argument; more are merged to one.
 _MOST = 6
@@ -27,6 +48,12 @@ LIMIT = 70
 
 #: The number of an object in a text of a static value.
 _OBJECT_NUMBER = re.compile(r" #\d+\b")
+
+
+def recompile_advice(functions: Iterable[Function]) -> list[str]:
+    """Return the lines that compiled functions again, for those with advice, with that advice."""
+    again = filter(None, map(compiled_again, functions))
+    return [f"{reason.line}: {text}" for text, reason in again if reason.advice]
 
 
 def reasons(key: CacheKey, earlier: Sequence[CacheKey]) -> tuple[int, tuple[Reason, ...]]:
@@ -475,8 +502,13 @@ def _advice(
     paths = [difference.path for difference in group]
     if reason.kind == "weak_type" or reason.kind == "dtype":
         return weak_type_advice(paths, reason.kind, key, old_key)
-    if reason.kind == "sharding" and group[0].before == "not placed" and not key.function.library:
-        return f"jax.device_put before the first call places {reason.path} once"
+    if reason.kind == "sharding" and not key.function.library:
+        if group[0].before == "not placed":
+            return f"jax.device_put before the first call places {reason.path} once"
+        return (
+            f"give {reason.path} one sharding in every call, by jax.device_put, or by "
+            "out_shardings where a function returns it"
+        )
     if reason.kind == "static":
         path = paths[0]
         values = {other.structure[path][1:] for other in (*earlier, key) if path in other.structure}

@@ -46,3 +46,27 @@ def test_load_takes_a_path(tmp_path):
 def test_arguments_of_load_are_text(args):
     with pytest.raises(ArgumentsError, match="load takes arguments as text"):
         jaxprtool.load("jax.numpy:sin", args)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("bench", "compare", "compiled_memory", "cost", "determinism", "find_nan", "lint"),
+        *("memory", "precision", "profile", "residuals", "shardings", "source", "to_python"),
+        *("watch", "diff", "flow_path", "reduce", "verify", "why", "why_gradient", "write"),
+    ],
+)
+def test_a_function_in_place_of_a_program_is_an_error(name, tmp_path):
+    others = {
+        "diff": (jnp.sin,),
+        "verify": (jnp.sin,),
+        "reduce": (bool,),
+        "find_nan": ((),),
+        "watch": ((),),
+        "flow_path": ("x", "y"),
+        "write": (tmp_path / "sin.jaxpr",),
+    }
+    more = others.get(name, ("x",) if name.startswith("why") else ())
+    with pytest.raises(ArgumentsError, match="sin is not a Program") as error:
+        getattr(jaxprtool, name)(jnp.sin, *more)
+    assert error.value.hint == "create one with jaxprtool.trace(function, *arguments)"

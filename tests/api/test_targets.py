@@ -13,7 +13,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.api.targets import ProgramEntry, find_entry
-from jaxprtool.errors import ArgumentsError, TargetError
+from jaxprtool.errors import ArgumentsError, ProgramFileError, TargetError
 from jaxprtool.loading import argspec
 from jaxprtool.sizes.buckets import converted_arguments
 
@@ -76,6 +76,31 @@ def test_an_exported_artifact_is_a_target(program, tmp_path):
     np.testing.assert_array_equal(
         find_entry(str(path)).trace()(*args, factor=2.0), scaled(*args, factor=2.0)
     )
+
+
+def test_an_exported_object_names_its_call_or_its_file(tmp_path):
+    artifact = jax.export.export(jax.jit(jnp.sin))(jax.ShapeDtypeStruct((3,), jnp.float32))
+    for use, hint in (
+        (lambda: jaxprtool.trace(artifact, jnp.ones(3)), "trace its .call"),
+        (lambda: jaxprtool.load(artifact), "jaxprtool.trace traces its .call"),
+    ):
+        with pytest.raises(ArgumentsError, match="type Exported") as error:
+            use()
+        assert error.value.hint == hint
+    path = tmp_path / "sin.bin"
+    path.write_bytes(artifact.serialize())
+    with pytest.raises(ProgramFileError, match="is an artifact of") as error:
+        jaxprtool.read(path)
+    assert error.value.hint == f"jaxprtool.load('{path}') returns its program"
+    (tmp_path / "held.py").write_text(
+        "import jax\n"
+        "sin = jax.export.export(jax.jit(jax.numpy.sin))(jax.ShapeDtypeStruct((3,), 'float32'))\n"
+        "def made():\n    return sin, ()\n"
+    )
+    for target, hint in (("sin", f"write {tmp_path}/held.py:sin.call"), ("made()", "its .call")):
+        with pytest.raises(TargetError) as error:
+            find_entry(f"{tmp_path}/held.py:{target}")
+        assert hint in error.value.hint
 
 
 @pytest.mark.parametrize(

@@ -116,4 +116,4 @@ def test_mistakes_are_one_line_errors(cli, saved, folder, monkeypatch):
     (folder / "out" / "_METADATA").write_text("{")
     assert "cannot load 'out': the checkpoint is damaged" in load("load('out')")
     monkeypatch.setitem(sys.modules, "orbax.checkpoint", None)
-    assert "distributed" in cli(*saved, "--save", "out").err
+    assert "pip install orbax-checkpoint" in cli(*saved, "--save", "out").err

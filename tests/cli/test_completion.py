@@ -81,7 +81,7 @@ def answers(monkeypatch, capsys, *words):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["s"], ["show", "source", "shapecheck", "shardings"]),
+        (["sh"], ["show", "shapecheck", "shardings"]),
         (["show", "models/m"], ["models/mlp.py:loss", "models/mlp.py:step"]),
         (["show", "models/mlp.py", ":"], ["loss", "step"]),
         (["show", "models/mlp.py", ":", "lo"], ["loss"]),

@@ -155,8 +155,8 @@ def test_a_page_shows_the_files_of_the_requested_frames(out):
 def test_the_users_line_is_highlighted(out, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     shown = out("show", "model.py:net", "--source")
-    assert "\x1b[2m# \x1b[0mmodel.py:8\x1b[2m ← tinylib/layers.py:10\x1b[0m" in shown
-    assert "\x1b[2m# \x1b[0mmodel.py:9\n" in shown
+    assert "\x1b[2;39m# \x1b[0mmodel.py:8\x1b[2;39m ← tinylib/layers.py:10\x1b[0m" in shown
+    assert "\x1b[2;39m# \x1b[0mmodel.py:9\n" in shown
 
 
 def test_json_has_both_lines(out, folder):

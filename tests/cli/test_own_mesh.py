@@ -19,6 +19,7 @@ def summed(mesh):
 mesh = Mesh(jax.devices()[:4], ("x",))
 nested = jax.pmap(jax.pmap(jnp.sin))
 named = jax.pmap(jax.pmap(jnp.sin, "i"), "j")
+plain = jax.numpy.sin
 auto, abstract = summed(mesh), summed(mesh.abstract_mesh)
 bare = summed(jax.sharding.AbstractMesh((4,), ("x",), axis_types=(AxisType.Auto,)))
 explicit = summed(
@@ -45,8 +46,9 @@ def test_auto_axes_of_the_same_mesh_are_accepted(own, command, name):
     assert command != "run" or ("f32[] 28." in result.out and "cpu:3" in result.out)
 
 
-def test_check_calls_a_function_on_the_mesh_that_it_was_traced_on(cli, folder, own):
-    table = 'target = "own.py:auto"\nargs = "arange(f32[8])"\nmesh = "x=4"\nflops = 9\ncompiles = 9'
+@pytest.mark.parametrize("budgets", ["flops = 9\ncompiles = 9", "compiles = 9"])
+def test_check_calls_a_function_on_the_mesh_that_it_was_traced_on(cli, folder, own, budgets):
+    table = f'target = "own.py:auto"\nargs = "arange(f32[8])"\nmesh = "x=4"\n{budgets}'
     (folder / "pyproject.toml").write_text(f"[tool.jaxprtool.targets.own]\n{table}\n")
     result = cli("check")
     assert result.code == 0, result.err
@@ -78,3 +80,11 @@ def test_a_nested_pmap_has_its_own_hint(cli, own, name):
     found = cli("run", f"own.py:{name}", "--args", "f32[2,2]")
     assert found.code != 0 and "maps over devices within a pmap or shard_map" in found.err
     assert "--in-specs" not in found.err and "omit --mesh" not in found.err
+
+
+@pytest.mark.parametrize("command", ["opt", "compare", "diff"])
+def test_passes_have_the_mesh_of_the_command_line(own, command):
+    passes = ["-p", "jit(in_shardings=\"P('x')\")"]
+    passes = passes if command == "opt" else ["-p", "", *passes]
+    result = own(command, "plain", "f32[8]", *passes)
+    assert result.code == (command == "diff") and "error" not in result.err, result.err

@@ -469,6 +469,7 @@ def test_arrays_of_given_numbers(text, values, dtype):
         ("array([inf], f8_e4m3fn)", "has values that float8_e4m3fn cannot represent"),
         ("full(c64[1], 1e60)", "full(c64[1], 1e60) has values that complex64 cannot represent"),
         ("array([1], f32[1])", "unknown name 'f32[1]' in --args (column 12) | did you mean 'f32'?"),
+        ("array([[1, 2], [3]])", "the lists in array(...) must have equal lengths (column 7)"),
         ("array(['x'])", "array(...) takes numbers in nested lists (column 1)"),
     ],
 )

@@ -168,3 +168,19 @@ def test_without_runs_a_missing_one_says_how_to_record():
 
 def test_a_lock_on_a_folder_that_does_not_exist_is_none():
     RunLock("none").close()
+
+
+@pytest.mark.parametrize(
+    "path, message",
+    [
+        ("", "-o names no folder"),
+        ("/", "-o names '/', in which nothing but a run may be"),
+        ("file/run", "cannot write 'file/run': 'file' is not a folder"),
+        ("file", "cannot write 'file': 'file' is not a folder"),
+    ],
+)
+def test_a_name_that_no_folder_can_have_is_refused(path, message):
+    Path("file").touch()
+    with pytest.raises(OutputError) as error:
+        new_run(path, False)
+    assert error.value.message == message

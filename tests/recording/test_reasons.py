@@ -197,6 +197,9 @@ def test_a_changed_sharding(calls):
     reason = only(key, replace(key, arguments=tuple(placed[:2]) + key.arguments[2:]))
     assert parts_of(reason) == ("sharding", "params", "not placed", "P('x') of 8 (2 arrays)")
     assert reason.advice == "jax.device_put before the first call places params once"
+    moved = [replace(each, sharding="P('y') of 8") for each in placed[:2]]
+    keys = (replace(key, arguments=(*leaves, *key.arguments[2:])) for leaves in (placed[:2], moved))
+    assert only(*keys).advice.startswith("give params one sharding in every call")
 
 
 # --- the structure --------------------------------------------------------------------------------

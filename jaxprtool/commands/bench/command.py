@@ -128,9 +128,10 @@ def bench_command(
     targets = [function.target, *(others or ())]
     require_device(function, backend)
     with file_to_save(save_baseline) as file:
-        traced = _traced(function, targets, pipelines[0])
+        traced = _traced(function, targets, pipelines)
         named = [(name, trace.program) for name, (trace, _) in zip(targets, traced, strict=True)]
-        plan = planned(named, Axes(pipelines, (backend,)), function.on_progress)
+        with traced[0][0].mesh_set():
+            plan = planned(named, Axes(pipelines, (backend,)), function.on_progress)
         # A program traced in another process has only the types of its arguments.
         values = next((trace for trace, seconds in traced if seconds is not None), traced[0][0])
         times = [seconds for _, seconds in traced]
@@ -155,7 +156,7 @@ def bench_command(
 
 
 def _traced(
-    function: FunctionOptions, targets: Sequence[str], first: Pipeline
+    function: FunctionOptions, targets: Sequence[str], pipelines: Sequence[Pipeline]
 ) -> list[tuple[TracedTarget, float | None]]:
     """Return each TARGET as traced, and the seconds of tracing if it was traced here.
 
@@ -164,6 +165,7 @@ def _traced(
     from jaxprtool.api.targets import find_elsewhere, is_file
     from jaxprtool.loading.remote_target import elsewhere
 
+    first, auto = pipelines[0], any(steps.partitions for steps in pipelines)
     places = [elsewhere(target) for target in targets]
     functions = function.each_of([place.target for place in places])
     for target_function, place in zip(functions, places, strict=True):
@@ -172,7 +174,7 @@ def _traced(
     traced: list[tuple[TracedTarget, float | None]] = []
     for target_function, place in zip(functions, places, strict=True):
         if place.is_here:
-            trace = target_function.trace(first, runs=True, symbolic=True)
+            trace = target_function.trace(first, runs=True, symbolic=True, auto=auto)
             traced.append((trace, None if is_file(place.target) else trace.seconds))
         else:
             function.on_progress(f"tracing {place}")

@@ -111,7 +111,8 @@ def compare_command(
     """Measure how the results of variants of a function differ.
 
     Variants are all combinations of TARGETs, pipelines, precisions and backends. The first is the
-    reference. Exit code 1 if a result of another variant is out of tolerance.
+    reference. If a function differs with and without jit, --op-by-op --bisect names the equation.
+    Exit code 1 if a result of another variant is out of tolerance.
 
     [bold]Examples[/]
 
@@ -139,11 +140,14 @@ def compare_command(
     for target in targets:
         target.import_module()
     axes.require_backends()
+    auto = any(steps.partitions for steps in pipelines)
     traced = [
-        target.trace(pipelines[0], runs=True, types=types, symbolic=True) for target in targets
+        target.trace(pipelines[0], runs=True, types=types, symbolic=True, auto=auto)
+        for target in targets
     ]
     named = [(target.target, trace.program) for target, trace in zip(targets, traced, strict=True)]
-    plan = planned(named, axes, function.on_progress)
+    with traced[0].mesh_set():
+        plan = planned(named, axes, function.on_progress)
     checks = Checks(seed, trials, bisect, isolate)
     with printed_by_functions(json):
         result = compare_planned(
@@ -157,6 +161,8 @@ def compare_command(
         output.write_json(result)
     else:
         output.write_rendered(render.comparison_tables(result, output.width(), rows))
+        if text := render.how_to_bisect(result, bisect):
+            output.note(text)
     for message in result.unproven:
         advice = (
             "pass other values in --args"

@@ -20,11 +20,10 @@ from jaxprtool.execute.running.run import (
     at_one_size,
     flat_arguments,
     require_count,
-    require_program,
     require_runnable,
 )
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.program import Program, Programs, require_program
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.jaxcompat import JaxprEqn
@@ -125,6 +124,8 @@ def inputs_from(programs: Sequence[Program], args: object) -> Callable[[Program]
     Raises:
         ArgumentsError: If their number differs.
     """
+    for program in programs:
+        require_program(program)
     arguments: dict[str, Any] = {}
     if args is not None and programs:
         values = flat_arguments(programs[0], args)

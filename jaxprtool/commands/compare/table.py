@@ -57,6 +57,17 @@ def comparison_tables(report: Comparison, width: int, top: int | None = tables.R
     return Rendering(Group(*parts), width)
 
 
+def how_to_bisect(report: Comparison, bisected: bool) -> str:
+    """Return how to find the first difference of variants, if it was not searched for, or ""."""
+    compared = [variant for variant in report.variants if not variant.error]
+    if not bisected:
+        differ = any(not result.within for variant in compared for result in variant.results)
+        return "--bisect finds the first equation that differs" if differ else ""
+    if report.partings or all(result.equal for variant in compared for result in variant.results):
+        return ""
+    return "no result is beyond tolerance; --rtol 0 --bisect finds the first difference in bits"
+
+
 def heading(report: Comparison) -> str:
     """Return the program, its inputs, and the reference variant, on one line."""
     if report.error:

@@ -73,7 +73,7 @@ from jaxprtool.ir.custom_rules import is_check
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.evaluation import Interpreter, checks_disabled
 from jaxprtool.ir.meshes import spread
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.jaxcompat import JaxprEqn
 
 
@@ -98,6 +98,8 @@ def verify(before: Program, after: Program, args: object = None, *, seed: int = 
         UnsupportedError: If a program has free named axes, and so cannot run.
         BackendError: If JAX cannot start.
     """
+    require_program(before)
+    require_program(after)
     arguments = None if args is None else flat_arguments(before, args)
     if before.symbols or after.symbols:
         before, after = at_one_size(before, after, arguments)

@@ -75,7 +75,8 @@ def determinism_command(
 
     Run the program again, compile it again, trace it again in this and in other processes, and run
     it on each device, with other numbers of threads and with options of XLA. Compare each result
-    with that of the first run. Exit code 1 if a bit differs.
+    with that of the first run. Exit code 1 if a bit differs. If results differ with and without
+    jit, compare --op-by-op --bisect tells where.
 
     [bold]Examples[/]
 
@@ -100,6 +101,10 @@ def determinism_command(
         defaults, lacking = default_options()
         ways = replace(ways, options=defaults)
     not_tried = [f"{name}: this release of JAX has no such option" for name in lacking]
+    compare = session.command_line("compare --op-by-op --bisect")
+    not_tried.append(
+        f"eager execution: it rounds where fused code does not; for other differences: {compare}"
+    )
     if is_file(session.target) or session.target == STDIN:
         not_tried.insert(
             0, f"tracing again: {session.target} is a stored program, without its function"

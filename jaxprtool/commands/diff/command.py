@@ -205,13 +205,15 @@ def _programs(
         if place.is_here:
             function.import_module()
     programs = []
-    for function, text, place in zip(two.each(), both("-p", passes), places, strict=True):
-        steps = pipeline(text, plugin)
+    pipelines = [pipeline(text, plugin) for text in both("-p", passes)]
+    auto = any(steps.partitions for steps in pipelines)
+    for function, steps, place in zip(two.each(), pipelines, places, strict=True):
         if place.is_here:
-            traced = function.trace(steps, runs=runs, symbolic=True)
+            traced = function.trace(steps, runs=runs, symbolic=True, auto=auto)
         else:
             two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
-        named = pipeline_steps.run_pipeline(steps, traced.program, two.on_progress)
+        with traced.mesh_set():
+            named = pipeline_steps.run_pipeline(steps, traced.program, two.on_progress)
         programs.append((traced, only_program("diff takes", named)))
     return programs

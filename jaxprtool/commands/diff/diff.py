@@ -35,7 +35,13 @@ from jaxprtool.ir.equations import bodies, weak_marks
 from jaxprtool.ir.equivalence import is_cast
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.places import UNKNOWN, Place
-from jaxprtool.ir.program import Program, ProgramSignature, covering, program_signature
+from jaxprtool.ir.program import (
+    Program,
+    ProgramSignature,
+    covering,
+    program_signature,
+    top_jaxpr,
+)
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 
@@ -253,7 +259,7 @@ def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
         UnsupportedError: If a custom rule cannot be traced, or the programs are nested too deeply.
     """
     # A program that was read from a file may have stubs where the other has its callbacks.
-    if has_stubs(_held(p)) != has_stubs(_held(q)):
+    if has_stubs(top_jaxpr(p)) != has_stubs(top_jaxpr(q)):
         p, q = map(_with_stubs, (p, q))
     about = program_signature(p), program_signature(q)
     arguments, results = _corresponding(p, q, about)

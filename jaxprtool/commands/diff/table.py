@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 from jaxprtool.commands.profile.table import SPLIT
 from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
-from jaxprtool.ir.equations import bodies, type_of, weak_marks
+from jaxprtool.ir.equations import WEAK_NOTE, bodies, type_of, weak_marks
 from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
@@ -188,6 +188,8 @@ def _border(diff: Diff, width: int, top: int | None, option: str) -> Iterator[li
         for number, tokens in enumerate(wrapped_cell(rest, width - len(mark))):
             yield [mark if number == 0 else _INDENT, *tokens]
     yield from _more(len(others), option)
+    if any("~" in change.before[:1] + change.after[:1] for change in diff.border):
+        yield [Comment(WEAK_NOTE)]
 
 
 def _border_lines(diff: Diff) -> Iterator[list[str]]:

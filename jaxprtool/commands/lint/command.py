@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 _FINDINGS = Panel("Findings")
 
+#: The maximum number of functions of a run that are named because they were compiled again.
+_MOST_RECOMPILED = 3
+
 _Select = Annotated[
     Any,
     _FINDINGS.option(
@@ -67,6 +70,8 @@ def lint_command(
     from jaxprtool.commands.lint.findings import chosen_rules
     from jaxprtool.commands.lint.table import finding_problem
     from jaxprtool.recording.folder import recorded_run
+    from jaxprtool.recording.read import read_run
+    from jaxprtool.recording.reasons import recompile_advice
 
     if select is None and ignore is None:
         select, ignore = configured_codes()
@@ -84,6 +89,9 @@ def lint_command(
         write_problems(
             [finding_problem(finding) for finding in findings.findings[:top]], chosen, codes_about()
         )
+    if run is not None:
+        for advice in recompile_advice(read_run(run).functions)[:_MOST_RECOMPILED]:
+            output.note(advice)
     if findings.findings:
         raise typer.Exit(1)
 

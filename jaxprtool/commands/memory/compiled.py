@@ -35,7 +35,7 @@ from jaxprtool.ir.hlo.buffers import (
 from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
 from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.places import UNKNOWN, Place, place_in
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of buffers. "pointers" are the tables of tuples; "unused" is memory between buffers.
@@ -581,6 +581,7 @@ def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> Compi
             or if the backend does not describe its buffers.
         BackendError: If there are too few devices for its mesh.
     """
+    require_program(program)
     if program.sharded and not arguments:
         raise ArgumentsError(
             f"{program.name} was traced with {some(program.sharded, 3)} on several devices",

@@ -14,6 +14,8 @@ types. One that it kept is left out.
 
 from __future__ import annotations
 
+import ast
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from itertools import accumulate
 from typing import TypeAlias
 
 from jaxprtool.commands.memory.estimate import Memory, memory
+from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.donation import donations
 from jaxprtool.ir.equations import size_of
@@ -107,16 +110,43 @@ def donatable(program: Program, estimate: Memory | None = None) -> Donatable | N
     names = tuple(argument.name for argument in chosen)
     asked = [option.donated for option in wanted.of_arguments(program.arguments)]
     donated = [a for a in _arguments(program) if a.leaves and all(asked[i] for i in a.leaves)]
-    return Donatable(names, _option(donated), saved, all(a.is_dropped for a in chosen))
+    option = _option(donated, _parameters(program))
+    return Donatable(names, option, saved, all(a.is_dropped for a in chosen))
 
 
-def _option(arguments: Sequence[_DonationCandidate]) -> str:
-    """Return the option of `jax.jit`; positions are those of a function without static ones."""
+def _option(arguments: Sequence[_DonationCandidate], parameters: ast.arguments | None) -> str:
+    """Return the option of `jax.jit`, given the parameters of the function, if they are known.
+
+    JAX refuses the names of positional-only parameters. Its positions count static arguments, which
+    a program does not have: without the parameters they are those of a function without any.
+    """
     names = [argument.name for argument in arguments]
-    if all(name.isidentifier() for name in names):
+    only = [] if parameters is None else [parameter.arg for parameter in parameters.posonlyargs]
+    if all(name.isidentifier() and name not in only for name in names):
         return f'donate_argnames="{names[0]}"' if len(names) == 1 else f"donate_argnames={names}"
-    numbers = [argument.number for argument in arguments]
+    after = [] if parameters is None else [parameter.arg for parameter in parameters.args]
+    places = {name: place for place, name in enumerate([*only, *after])}
+    numbers = [places.get(argument.name, argument.number) for argument in arguments]
     return f"donate_argnums={numbers[0] if len(numbers) == 1 else tuple(numbers)}"
+
+
+#: Where a function is defined, in JAX's debug information: `step at /home/me/train.py:6`.
+_DEFINED = re.compile(r"(.*) at (.*):(\d+)")
+
+
+def _parameters(program: Program) -> ast.arguments | None:
+    """Return the parameters of a program's function in its source; None if that is not there."""
+    match = _DEFINED.fullmatch(program.jaxpr.debug_info.func_src_info or "")
+    try:
+        tree = ast.parse(source_text.file_text(match[2]) if match else "")
+    except (SyntaxError, ValueError):
+        return None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and match and node.name == match[1]:
+            first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)])
+            if first <= int(match[3]) <= node.lineno:
+                return node.args
+    return None
 
 
 def _chosen(

@@ -155,9 +155,15 @@ def opt_command(
     verifier = Verifier(watcher, output.note) if verify else None
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
-        programs = pipeline_steps.run_pipeline(
-            steps, traced.program, function.on_progress, verifier or watcher, not no_check, writer
-        )
+        with traced.mesh_set():
+            programs = pipeline_steps.run_pipeline(
+                steps,
+                traced.program,
+                function.on_progress,
+                verifier or watcher,
+                not no_check,
+                writer,
+            )
     except JaxprToolError:
         if verifier is not None:
             _verify(

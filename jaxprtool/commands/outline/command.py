@@ -146,6 +146,8 @@ def outline_command(
             titles = ("", "as traced", "outlined", "")[: 2 if after is before else 4]
             output.write_text("")
             output.write_table(titles, rows, titles[1:3])
+    for advice in _recompile_advice(session.target):
+        output.note(advice)
     if json:
         from jaxprtool.commands.outline.table import OutlineDocument
 
@@ -169,6 +171,22 @@ def _write(
     if profile is not None:
         tables.append(table.profile_tables(profile, repetitions[0].roots, width))
     output.write_each(tables)
+
+
+def _recompile_advice(target: str) -> list[str]:
+    """Return how to compile a function of a recorded run less often; empty for other targets."""
+    from jaxprtool.recording.folder import run_and_program
+    from jaxprtool.recording.read import read_run
+    from jaxprtool.recording.reasons import recompile_advice
+
+    run, name = run_and_program(target) or ("", "")
+    functions = read_run(run).functions if run else ()
+    program = name.rpartition("/")[2].removesuffix("@1")
+    return recompile_advice(
+        function
+        for function in functions
+        if any(compilation.name == program for compilation in function.compilations)
+    )
 
 
 def _ways(

@@ -153,8 +153,11 @@ class _PrecisionSearch:
         narrow_error = self._ratio(())
         places = list(self._codes)
         fresh = _FRESH if self._filled.random else 0
+        more = list[tuple[Sequence[Any], list[Any]]]()
         for search in range(_SEARCHES):
             kept = self._minimal(places)
+            if len(kept) == len(places):  # nothing is narrow, and no other inputs change that
+                break
             start = self._request.trials + search * fresh
             more = [self._input(start + i) for i in range(fresh)]
             good = [self._compared(kept, trial).within for trial in more]

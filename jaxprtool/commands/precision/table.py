@@ -62,6 +62,8 @@ def heading(choice: Precision) -> str:
     if not choice.kept:
         return f"{choice.name}: {'all ' if choice.places > 1 else ''}{places} can be {choice.dtype}"
     verb = "stays" if len(choice.kept) == 1 else "stay"
+    if len(choice.kept) == choice.places:
+        return f"{choice.name}: no {choice.by} can be {choice.dtype}; {places} {verb} wide"
     return (
         f"{choice.name}: {len(choice.kept)} of {places} {verb} wide, "
         f"the others can be {choice.dtype}"

@@ -41,11 +41,11 @@ from jaxprtool.execute.profile import (
     with_modules,
 )
 from jaxprtool.execute.running.arrays import fill_arguments
-from jaxprtool.execute.running.run import flat_arguments, require_count, require_program
+from jaxprtool.execute.running.run import flat_arguments, require_count
 from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.trace import Trace, read_trace
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.recording.folder import run_of_file
 from jaxprtool.recording.read import source_digests
 

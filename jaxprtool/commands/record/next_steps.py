@@ -21,6 +21,7 @@ from jaxprtool.commands.lint.lint import lint_programs
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.documents import listed, plural
 from jaxprtool.ir.program import Program
+from jaxprtool.recording.reasons import compiled_again
 from jaxprtool.recording.recorded_run import Compilation, Function, NextStep, NotFinite, Run
 
 #: The time that `lint` may always take, in seconds.
@@ -185,15 +186,10 @@ def _of_findings(findings: Findings, folder: str) -> Iterator[NextStep]:
 def _of_recompilations(run: Run, folder: str) -> Iterator[NextStep]:
     """Yield the functions that were compiled again, the slowest first, with the first advice."""
     for function in run.functions:
-        again = [compilation for compilation in function.compilations if compilation.reasons]
-        reasons = [reason for compilation in again for reason in compilation.reasons]
-        if not reasons:
+        if (found := compiled_again(function)) is None:
             continue
-        advised = next((reason for reason in reasons if reason.advice), reasons[0])
-        count = len(function.compilations)
-        what = advised.advice or advised.path
-        text = f"{function.name} was compiled {count:,} times" + (f": {what}" if what else "")
-        second = again[0]
+        text, advised = found
+        second = next(compilation for compilation in function.compilations if compilation.reasons)
         names = (shlex.quote(name) for name in (second.nearest, second.name))
         command = ""
         if second.file and second.nearest:

@@ -26,6 +26,7 @@ from jaxprtool.commands.record.table import (
     recompiled,
     run_facts,
     run_notes,
+    step_text,
     times_of,
     warnings,
 )
@@ -170,6 +171,7 @@ def record_cell(run: Run, link: str = "", whole: str = "") -> str:
             notes=list(run_notes(run)),
             count=count_text,
             reason=reason_text,
+            step=step_text,
             css=static_files("listing.css", "record_cell.css"),
             link=link,
             whole=whole,

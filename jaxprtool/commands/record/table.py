@@ -454,6 +454,7 @@ def reason_text(reason: Reason, longest: int = _LONGEST) -> str:
     """Return a reason: `batch: i32[4,17] → i32[4,13] at train.py:31`."""
     before, after = one_line(reason.before, longest), one_line(reason.after, longest)
     change = " → ".join(filter(None, dict.fromkeys((before, after))))
+    change += " (~: weak type)" if reason.kind == "weak_type" else ""
     what = f"{_LABELS.get(reason.kind, '')} {one_line(reason.path, longest)}".strip()
     if not reason.path:
         what = _WITHOUT_PATH.get(reason.kind, reason.kind)

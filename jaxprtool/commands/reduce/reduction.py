@@ -30,7 +30,7 @@ from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.formats.python.emit import to_python
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import has_64_bit_types
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.passes.reduction import equations_left
 from jaxprtool.processes.calls import python_process
 from jaxprtool.render.documents import programs as documents
@@ -116,6 +116,7 @@ def reduce(
         ArgumentsError: If the predicate does not hold for the program, or not when tried again.
         UnsupportedError: If the program cannot be written to a file.
     """
+    require_program(program)
     start = time.monotonic()
     count = equations_left(program)
     argument_values = dict(values or {})

@@ -43,7 +43,7 @@ from jaxprtool.ir.equations import equations, free_variables, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.process import without_collector
-from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.program import Program, Programs, require_program
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
@@ -101,6 +101,7 @@ def residuals(
             invalid; if there is no argument at a position, or it has no floating-point array.
         UnsupportedError: As in the pass `vjp`.
     """
+    require_program(program)
     limit = bytes_of(budget) if isinstance(budget, str) else budget
     if not gives_one_float(program) and (inside := halves_inside(program)) is not None:
         if limit is not None:

@@ -96,7 +96,9 @@ def shardings_command(
     on = None if device is None else device_named(device)
     traced = session.traced(virtual=True)
     programs = session.programs(traced)
-    facts = compiled_partition(session, traced, programs, backend=backend, propose=propose)
+    facts = compiled_partition(
+        session, traced, programs, backend=backend, propose=propose, avoidable=picture is None
+    )
     facts = with_link_times(facts, link, on)
     if json:
         output.write_json(facts)
@@ -123,6 +125,7 @@ def compiled_partition(
     *,
     backend: str | None = None,
     propose: bool = False,
+    avoidable: bool = False,
 ) -> Shardings:
     """Compile the only program, and return its shardings and collectives.
 
@@ -132,6 +135,7 @@ def compiled_partition(
         programs: The programs after the passes.
         backend: A backend to compile for, or a TPU that this machine lacks: `tpu:v5e:2x2`.
         propose: Whether to try other sharding constraints.
+        avoidable: Whether to try a few of them, and name the collectives that one avoids.
 
     Raises:
         UnsupportedError: If it runs on one device.
@@ -142,13 +146,13 @@ def compiled_partition(
     inputs = traced.given_to(only_program("the partitioner takes", programs))
     session.on_progress(f"compiling {inputs.program.name}")
     if backend is not None:
-        return _on_backend(inputs.program, backend, propose)
+        return _on_backend(inputs.program, backend, propose, avoidable)
     arguments = [inputs.values.get(name) for name in inputs.program.arg_names]
     with traced.mesh_set():
-        return shardings(inputs.program, arguments, propose=propose)
+        return shardings(inputs.program, arguments, propose=propose, avoidable=avoidable)
 
 
-def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
+def _on_backend(program: Program, backend: str, propose: bool, avoidable: bool) -> Shardings:
     import numpy as np
     from jax.sharding import Mesh
 
@@ -168,4 +172,4 @@ def _on_backend(program: Program, backend: str, propose: bool) -> Shardings:
         )
     chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
     there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
-    return shardings(there, devices=devices[:count], propose=propose)
+    return shardings(there, devices=devices[:count], propose=propose, avoidable=avoidable)

@@ -7,11 +7,12 @@ found.collectives[0].line, found.collectives[0].reason, found.values[0].spec
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from math import prod
 from typing import Any, NamedTuple
 
@@ -32,14 +33,14 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.formats.lowering import Partitioned, partitioned
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.documents import some
+from jaxprtool.ir.documents import in_bytes, some
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.module import product_flops
 from jaxprtool.ir.hlo.partitions import MeshAxes, spec_text
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.process import without_collector
-from jaxprtool.ir.program import Program, top_jaxpr
+from jaxprtool.ir.program import Program, require_program, top_jaxpr
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.passes.transforms.scoped_checkpoint import constrain_values
@@ -50,6 +51,7 @@ def shardings(
     arguments: Sequence[object] = (),
     *,
     propose: bool = False,
+    avoidable: bool = False,
     devices: Sequence[jax.Device] = (),
 ) -> Shardings:
     """Compile a program for the devices of its mesh, and return its collectives and shardings.
@@ -62,6 +64,8 @@ def shardings(
         arguments: Its flat arguments or their types, if they lie on several devices.
         propose: Whether to compile the program also with other sharding constraints, and return
             those that reduce communication.
+        avoidable: Whether to compile the program also with a few other sharding constraints if a
+            value moves to another sharding, and name the collectives that one of them avoids.
         devices: The devices for the mesh in its types; by default JAX's devices. They may describe
             a machine that is not present (`jax.experimental.topologies`).
 
@@ -71,6 +75,7 @@ def shardings(
             cannot compile it.
         BackendError: If there are too few devices for its mesh.
     """
+    require_program(program)
     avals = dict(program.arguments)
     placed = [name for name in program.sharded if mesh_of(avals[name]) is None]
     if placed and not arguments:  # types do not say where they lie
@@ -81,9 +86,14 @@ def shardings(
     program = with_contents(program)
     compile = partial(_shardings, arguments=arguments, devices=devices)
     facts, whole = compile(program)
-    if not propose:
-        return facts
-    return with_constraints(facts, constraint_specs(whole), program, lambda p: compile(p)[0])
+    source = constraint_specs(whole)
+    if propose:
+        return with_constraints(facts, source, program, lambda p: compile(p)[0])
+    if avoidable and any(_moves(collective) for collective in facts.collectives):
+        with suppress(UnsupportedError):  # no constraint applies to explicit axes
+            tried = with_constraints(facts, source, program, lambda p: compile(p)[0], _FEW_TRIES)
+            return replace(tried, constraints=None, tried=0)
+    return facts
 
 
 def _shardings(
@@ -173,6 +183,9 @@ def _axes(program: Program, partition: Partitioned, devices: Sequence[Any]) -> M
 #: The number of collectives for which constraints are tried, and of constraints.
 _COLLECTIVES, _TRIES = 4, 16
 
+#: The number of constraints that are tried without `propose`.
+_FEW_TRIES = 3
+
 #: The share of the bytes that a constraint has to save.
 _LEAST = 0.01
 
@@ -192,6 +205,7 @@ def with_constraints(
     source: Sequence[ConstraintSpecs],
     program: Program,
     compile: Callable[[Program], Shardings],
+    most: int = _TRIES,
 ) -> Shardings:
     """Return sharding facts with the constraints that reduce communication.
 
@@ -200,6 +214,7 @@ def with_constraints(
         source: Its constraints, with the specs that their surroundings suggest.
         program: The program.
         compile: Compiles a program, and returns its facts.
+        most: The number of constraints to try.
 
     Raises:
         UnsupportedError: If the program names no mesh, or one with explicit axes: types state their
@@ -207,8 +222,8 @@ def with_constraints(
     """
     mesh = _mesh(program, facts)
     frames = frames_now(program.roots)
-    helpful, tried = [], 0
-    for candidate in _candidates(facts, source, program, frames):
+    helpful, tried = list[tuple[Constraint, Shardings]](), 0
+    for candidate in islice(_candidates(facts, source, program, frames), most):
         sharding = None if candidate.spec is None else NamedSharding(mesh, candidate.spec)
         wanted = {eqn.outvars[0]: sharding for eqn in candidate.equations}
         tried += 1
@@ -217,9 +232,55 @@ def with_constraints(
         except (JaxprToolError, ValueError):
             continue  # JAX or XLA rejects the constraint, as in a shard_map
         if changed.sent_bytes < facts.sent_bytes * (1 - _LEAST):
-            helpful.append(_constraint(candidate, frames, changed))
-    helpful.sort(key=lambda constraint: constraint.sent_bytes)
-    return replace(facts, constraints=tuple(helpful), tried=tried)
+            helpful.append((_constraint(candidate, frames, changed), changed))
+    helpful.sort(key=lambda pair: pair[0].sent_bytes)
+    if helpful:
+        facts = replace(facts, collectives=tuple(_avoided(facts, *helpful[0])))
+    return replace(facts, constraints=tuple(pair[0] for pair in helpful), tried=tried)
+
+
+def _moves(collective: Collective) -> bool:
+    """Return True if the partitioner moves a value whole from one sharding to another."""
+    reason = collective.reason
+    return reason is not None and not (collective.reduces or reason.mixes)
+
+
+def _avoided(facts: Shardings, best: Constraint, changed: Shardings) -> Iterator[Collective]:
+    """Yield the collectives; those that the program with a constraint does not have name it.
+
+    A collective is still there if another one moves as much in the same way: its value may have got
+    another name.
+    """
+    text = f"{best.change} at {best.line}, which leaves {in_bytes(best.sent_bytes)}"
+    before, after = list(facts.collectives), list(changed.collectives)
+    for key in (_named_key, _key):
+        before, after = _unmatched(before, after, key), _unmatched(after, before, key)
+    gone = set(map(id, before))
+    for collective in facts.collectives:
+        is_avoided = id(collective) in gone and collective.source == "partitioner"
+        yield replace(collective, avoided_by=text) if is_avoided else collective
+
+
+def _unmatched(
+    collectives: Sequence[Collective],
+    others: Sequence[Collective],
+    key: Callable[[Collective], object],
+) -> list[Collective]:
+    """Return the collectives beyond the number of others with the same key."""
+    left, rest = Counter(map(key, others)), []
+    for collective in collectives:
+        left[key(collective)] -= 1
+        if left[key(collective)] < 0:
+            rest.append(collective)
+    return rest
+
+
+def _key(collective: Collective) -> object:
+    return collective.kind, collective.axes, collective.bytes, collective.count
+
+
+def _named_key(collective: Collective) -> object:
+    return _key(collective), collective.line, collective.value
 
 
 def _mesh(program: Program, facts: Shardings) -> Mesh | AbstractMesh:

@@ -140,12 +140,19 @@ def times_text(shardings: Shardings) -> str:
 
 
 def _both_sources(shardings: Shardings) -> Iterator[views.Table]:
-    """Yield tables of the collectives that the partitioner added, and of those of the program."""
-    sources = {"partitioner": "added by the partitioner", "program": "asked for by the program"}
-    for source, title in sources.items():
-        if listed := [
-            collective for collective in shardings.collectives if collective.source == source
-        ]:
+    """Yield tables of avoidable collectives, of others of the partitioner, and of the program's."""
+    avoidable = _by(shardings.collectives, lambda collective: collective.avoided_by)
+    others = avoidable.pop("", [])
+    groups = {f"avoidable: {change}, as compiled": here for change, here in avoidable.items()}
+    groups |= {
+        title: [collective for collective in others if collective.source == source]
+        for source, title in (
+            ("partitioner", "added by the partitioner"),
+            ("program", "asked for by the program"),
+        )
+    }
+    for title, listed in groups.items():
+        if listed:
             yield _collectives(shardings, listed, title)
 
 
@@ -288,12 +295,7 @@ def _constraints(shardings: Shardings) -> RenderableType:
     title = f"with one of these constraints, as compiled ({shardings.tried} tried)"
     rows = []
     for constraint in shardings.constraints:
-        value = "…" if constraint.replaces else constraint.value
-        code = f"with_sharding_constraint({value}, {constraint.spec})"
-        below = [code if constraint.spec else "without the constraint"]
-        if constraint.replaces:
-            instead = "instead of " if constraint.spec else ""
-            below.append(Comment(f" {instead}{constraint.replaced} in the source"))
+        below = [constraint.change, Comment(" in the source" if constraint.replaces else "")]
         sizes = map(views.bytes_cell, (constraint.sent_bytes, constraint.memory_bytes))
         rows.append([*sizes, _line_cell(constraint.line, views.Cell(below, indent=1))])
     return drawn(views.Table(title, columns, rows))

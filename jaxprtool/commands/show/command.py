@@ -151,6 +151,7 @@ def show_command(
     session.start()
     programs = session.programs(session.traced(axis_env=axis_env))
     output.say_unused_donations(program for _, program in programs)
+    from jaxprtool.ir.equations import WEAK_NOTE
     from jaxprtool.render.terminal.listing import ShowOptions
 
     sliced = {}
@@ -161,6 +162,8 @@ def show_command(
     if only:
         _note_missing(only, programs)
 
+    if weak:
+        output.note(WEAK_NOTE)
     shown = ShowOptions(
         width=output.width(),
         fit=sys.stdout.isatty(),

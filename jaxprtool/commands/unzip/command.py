@@ -138,7 +138,8 @@ def unzip_command(
         parts = UnzipRequest(key_args, tag, auto, known).split(program, traced.position)
         split_time = traced.seconds + time.perf_counter() - start
         unzipped = Programs({"init": parts.init, "apply": parts.apply})
-        programs = pipeline_steps.run_pipeline(steps, unzipped, function.on_progress)
+        with traced.mesh_set():
+            programs = pipeline_steps.run_pipeline(steps, unzipped, function.on_progress)
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):

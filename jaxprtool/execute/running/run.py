@@ -46,7 +46,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
 from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, place_on_mesh, spread
 from jaxprtool.ir.process import without_collector
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.symbols import example_sizes, found_sizes
 from jaxprtool.ir.trees import SubstituteNode, filled, leaf_paths
 
@@ -572,14 +572,6 @@ def seconds_of(form: CallForm, call: Callable[..., Any], arguments: list[Sequenc
 
 # --- arguments ------------------------------------------------------------------------------------
 # Checks and conversions of a program's flat arguments before it is run.
-
-
-def require_program(program: object) -> None:
-    """Raise ArgumentsError unless this is a `Program`, for instance for an untraced function."""
-    if not isinstance(program, Program):
-        name = getattr(program, "__name__", None) or type(program).__name__
-        hint = "create one with jaxprtool.trace(function, *arguments)"
-        raise ArgumentsError(f"{name} is not a Program", hint)
 
 
 def require_count(program: Program, arguments: Sequence[object]) -> None:

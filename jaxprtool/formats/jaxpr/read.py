@@ -200,8 +200,13 @@ def _decoded(data: bytes, name: str) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         column = error.start - data.rfind(b"\n", 0, error.start)
-        message = f"{name}:{line}:{column}: the text is not valid UTF-8"
-        raise ProgramFileError(message) from None
+        from jaxprtool.formats.lowering import is_exported
+
+        message, hint = f"{name}:{line}:{column}: the text is not valid UTF-8", None
+        if is_exported(data):
+            message = f"{name} is an artifact of jax.export"
+            hint = f"jaxprtool.load('{name}') returns its program"
+        raise ProgramFileError(message, hint) from None
 
 
 def _check_counts(source: FileText, file: syntax.FileSyntax, header: Header) -> None:

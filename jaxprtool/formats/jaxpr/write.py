@@ -37,7 +37,7 @@ from jaxprtool.ir.notation.layout import Layout, Selection
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.ir.rules import missing_plugin
 from jaxprtool.ir.traits import traits
@@ -383,6 +383,7 @@ def write(
             functions or other live objects.
         OutputError: If a file cannot be written.
     """
+    require_program(program)
     write_program_files([(program, path)], callbacks, source)
 
 

@@ -48,7 +48,7 @@ from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.custom_rules import are_stubs, rules_followed
 from jaxprtool.ir.dtypes import x64_enabled
 from jaxprtool.ir.equations import has_64_bit_types, type_of
-from jaxprtool.ir.program import JitOptions, Program
+from jaxprtool.ir.program import JitOptions, Program, require_program
 from jaxprtool.ir.symbols import names_of
 from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import open_jaxpr
@@ -77,6 +77,7 @@ def to_python(
         UnsupportedError: If an equation cannot be written, such as a Python callback; it names the
             equation and its source line.
     """
+    require_program(program)
     file = None if constants is None else lambda names: constants
     return _source(PythonModule(program, file, are_stubs(callbacks), source))
 

@@ -335,6 +335,9 @@ class DisableJit(Pass):
     inlined too, as under `jax.disable_jit`. But `jax.disable_jit` also runs loops and branches in
     Python, which requires values: here they stay. Use `unroll` to unroll loops.
 
+    The result is still compiled as a whole when it is run. To run one equation at a time, use
+    `jaxprtool compare --op-by-op`, and `--bisect` to find where that differs from compiled code.
+
     Note:
         Calls of `nest` with a value sown inside stay. So do shared bodies that `inline` keeps to
         bound the growth of the program.

@@ -3,7 +3,11 @@
 import json
 import textwrap
 
+import jax.numpy as jnp
 import pytest
+
+import jaxprtool
+from jaxprtool.commands.compare.table import how_to_bisect
 
 FUNCTIONS = """
     import jax.numpy as jnp, jaxprtool
@@ -53,7 +57,8 @@ def test_different_effects_are_reported_with_exit_code_1(cli, folder):
 
 def test_results_beyond_tolerance_are_reported_with_exit_code_1(cli):
     found = cli("compare", "parts.py:exact", "parts.py:rounded")
-    assert found.code == 1 and found.err == ""
+    assert found.code == 1
+    assert found.err == "note: --bisect finds the first equation that differs\n"
     heading, _, verdict, _, _, kept, same = found.out.splitlines()
     assert heading == "exact on random values, seed 0; reference: parts.py:exact"
     assert verdict == "parts.py:rounded: 2 results, 1 bitwise equal, 1 beyond tolerance"
@@ -272,3 +277,12 @@ def test_verify_reports_nothing_verified_if_results_are_not_finite(cli, folder):
     assert "warning: result is not finite in 8 of 8 elements" in found.err
     assert "not verified: 1 pass compared" in found.err
     assert cli(*command, "--strict").code == 1
+
+
+def test_how_to_find_the_first_difference_is_said_if_it_was_not_searched_for(cli):
+    program = jaxprtool.trace(lambda x: x * 0.1, jnp.ones(8))
+    other = jaxprtool.trace(lambda x: x * 0.1001, jnp.ones(8))
+    report = jaxprtool.compare([program, other], rtol=1.0)
+    assert not report.variants[0].results[0].equal and not report.partings
+    assert how_to_bisect(report, False) == ""
+    assert "--rtol 0 --bisect finds the first difference in bits" in how_to_bisect(report, True)

@@ -334,6 +334,45 @@ PROGRAMS = {
         def f(params, x, labels):
             return (jnp.argmax(x @ params["w"], -1) == labels).mean()
     """,
+    "a training step on an accuracy": """
+        def loss(params, x, labels):
+            logits = x @ params["w"]
+            return (jnp.argmax(logits, -1) == labels).mean()  # JT801
+
+        @jaxprtool.example({"w": "f32[64,10]"}, "f32[8,64]", "i32[8]")
+        def f(params, x, labels):
+            value, slopes = jax.value_and_grad(loss)(params, x, labels)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, params, slopes), value
+    """,
+    "a loop of training steps on rounded values": """
+        def loss(params, x):
+            return jnp.square(jnp.round(x @ params["w"])).mean()  # JT801
+
+        @jaxprtool.example({"w": "f32[64,10]"}, "f32[5,8,64]")
+        def f(params, xs):
+            def step(params, x):
+                value, slopes = jax.value_and_grad(loss)(params, x)
+                return jax.tree.map(lambda w, g: w - 0.1 * g, params, slopes), value
+            return jax.lax.scan(step, params, xs)
+    """,
+    "a training step that also returns an accuracy": """
+        def loss(params, x, labels):
+            logits = x @ params["w"]
+            return jnp.square(logits).mean(), (jnp.argmax(logits, -1) == labels).mean()
+
+        @jaxprtool.example({"w": "f32[64,10]"}, "f32[8,64]", "i32[8]")
+        def f(params, x, labels):
+            grad = jax.value_and_grad(loss, has_aux=True)
+            (value, accuracy), slopes = grad(params, x, labels)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, params, slopes), value, accuracy
+    """,
+    "a tangent in forward mode beside zeros": """
+        @jaxprtool.example({"w": "f32[64]"}, "f32[64]")
+        def f(params, x):
+            velocity = jnp.zeros(64)
+            loss = lambda w: jnp.square(w * x - jnp.round(x)).mean()
+            return jax.jvp(loss, (params["w"],), (x,)), params["w"] + velocity
+    """,
     "a gradient that is stopped on purpose": """
         @jaxprtool.example({"w": "f32[64]", "target": "f32[64]"}, "f32[8,64]")
         def f(params, x):

@@ -178,6 +178,19 @@ def test_a_line_is_reported_once_in_all_programs_of_a_run_where_it_costs_most(ru
     assert alone["programs"] == 1 and alone["findings"][0]["programs"] == ["best"]
 
 
+def test_a_run_or_its_program_has_the_advice_of_record_for_a_function_of_many_sizes(
+    run, cli, recorded
+):
+    advice = (
+        "note: script.py:14: best was compiled 3 times: jaxprtool.jit(best, "
+        'types="x=f32[8,n], unused=f32[2,n]", shapes={"n": (256, 512, 1024)}) pads and compiles '
+        "once per size\n"
+    )
+    assert advice in run(recorded, "--select", "JT403", code=1).err
+    assert cli("outline", f"{recorded}/best@2").err == advice
+    assert cli("outline", f"{recorded}/doubled").err != advice
+
+
 @on_one_release
 def test_a_run_without_readable_programs_is_an_error(run, cli, folder):
     (folder / "script.py").write_text("import jax.numpy as jnp; jnp.ones(8) + 1")

@@ -80,6 +80,15 @@ def test_the_option_names_keyword_arguments_and_those_that_are_donated_already()
     assert [leaf.donated for leaf in leaves] == [True, True, False]
 
 
+def test_positional_only_parameters_are_donated_by_numbers_that_count_static_arguments():
+    def step(rate, state, x, /):
+        return momentum(state, rate * x)
+
+    entry = donatable(jaxprtool.trace(jax.jit(step, static_argnums=0), 0.5, STATE, X))
+    assert entry.arguments == ("state",) and entry.option == "donate_argnums=1"
+    jax.jit(step, static_argnums=0, donate_argnums=1).lower(0.5, STATE, X)  # JAX accepts it
+
+
 def test_which_of_two_alike_arguments_is_the_old_state_is_unknown():
     def average(params, mean):
         return jax.tree.map(lambda p, m: 0.1 * p + 0.9 * m, params, mean)

@@ -121,3 +121,11 @@ def test_nothing_to_narrow_and_unknown_dtypes_are_errors():
         jaxprtool.precision(jaxprtool.trace(lambda x: x + 1, np.arange(3)))
     with pytest.raises(PipelineError, match="is not a compute_dtype"):
         jaxprtool.precision(jaxprtool.trace(steps, X), dtype="int8")
+
+
+def test_the_search_ends_if_nothing_can_be_narrow():
+    found = jaxprtool.precision(
+        jaxprtool.trace(lambda x: jnp.sin(x * 3.1), jnp.ones(4)), rtol=1e-12, atol=0.0
+    )
+    assert len(found.kept) == found.places and found.checked == 0
+    assert "no line can be bfloat16; 1 line stays wide" in str(found)

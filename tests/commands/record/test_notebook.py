@@ -39,6 +39,18 @@ def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
     assert "lambda" in cell.data
     assert "1 program" in cell.data
     assert Path("here/index.html").exists()
+    assert "What to do" not in cell.data
+
+
+def test_a_cell_ends_with_what_to_do(shell, shown):
+    shell.run_cell(
+        "%%record\n"
+        "import jax\n"
+        "step = jax.jit(lambda key: jax.random.normal(key) + jax.random.normal(key))\n"
+        "value = step(jax.random.key(0))"
+    )
+    assert "What to do" in shown[0].data and "key reuse" in shown[0].data
+    assert "<samp>!jaxprtool lint run/</samp>" in shown[0].data
 
 
 def test_the_help_of_the_magic_is_found_under_both_its_names(shell, shown, capsys):

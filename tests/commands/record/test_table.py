@@ -35,7 +35,7 @@ def test_a_summary_of_a_training_script():
         "compiled more than once, and why",
         "  step, compiled 3 times      batch: i32[4,17] → i32[4,13] at train.py:31, in 2",
         "                              of them",
-        "                              lr: ~f32[] → f32[] at train.py:31",
+        "                              lr: ~f32[] → f32[] (~: weak type) at train.py:31",
         "                              advice: pad batch, or: jaxprtool.jit(step,",
         "                              shapes={'batch': 'i32[4,n]'})",
         "                              advice: jnp.asarray(lr, 'float32')",

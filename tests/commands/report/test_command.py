@@ -242,3 +242,9 @@ def test_measured_times_are_in_the_table_of_lines(cli, folder):
     assert "model.py:15" in by_line and "% explained" in page
     found = cli("report", "model.py:loss", "--device", "0", "-o", "r.html")
     assert found.code == 2 and "--device needs --measure, which runs the program" in found.err
+
+
+def test_a_page_has_the_suffix_of_one(cli, folder):
+    wrong = cli("report", "model.py:loss", "-o", "report.txt")
+    assert wrong.code == 2 and not (folder / "report.txt").exists()
+    assert wrong.err == "error: report writes .html files, but -o names 'report.txt'\n"

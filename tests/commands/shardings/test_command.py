@@ -147,6 +147,7 @@ def test_constraints_are_proposed_on_request(cli):
     text = re.sub(r"\s+", " ", found.out)
     assert "sharded.py:9 with_sharding_constraint(…, P('data')) instead of" in text
     assert "constraints" not in json.loads(cli(*STEP, "--json").out)
+    assert "avoidable: with_sharding_constraint(…, P('data')) instead of" in text
     (best, *_) = json.loads(cli(*STEP, "--propose", "--json").out)["constraints"]
     assert best["spec"] == "P('data')" and best["sent_bytes"] < 10
 

@@ -31,6 +31,26 @@ def test_a_wrong_constraint_is_changed(name):
     assert best.replaces and best.spec == "P('data')"
     assert best.line == found.collectives[0].line
     assert best.sent_bytes < found.sent_bytes / 100
+    assert best.change in found.collectives[0].avoided_by
+
+
+def test_a_gather_for_a_wrong_constraint_is_avoidable_and_the_sum_of_a_gradient_is_not():
+    mesh = mesh_of(data=8)
+
+    def loss(weights, x):
+        hidden = with_sharding_constraint(jnp.tanh(x @ weights), P())
+        return jnp.square(hidden).sum()
+
+    made = under_jit(trained(loss), mesh, P(), P("data"))
+    with jax.set_mesh(mesh):
+        program = jaxprtool.trace(made, floats(32, 64), floats(1024, 32))
+        found = jaxprtool.shardings(program, program.in_avals, avoidable=True)
+    assert found.constraints is None
+    kinds = {collective.kind: collective.avoided_by for collective in found.collectives}
+    assert kinds["all-reduce"] == ""
+    assert "instead of P() at test_constraints.py" in kinds["all-gather"].replace(
+        "tests/commands/shardings/", ""
+    )
 
 
 @pytest.mark.proof

@@ -116,7 +116,8 @@ def test_a_page_is_written_to_the_given_place(cli, folder):
     ("options", "message"),
     [
         (("-o", "x.py"), "show writes .html files, but -o names 'x.py'"),
-        (("-o", "x.txt"), "-o writes an HTML page, but --format is text"),
+        (("-o", "x.txt"), "show writes .html files, but -o names 'x.txt'"),
+        (("-o", "x"), "-o writes an HTML page, but --format is text"),
         (("-o", "x.html", "--format", "tree"), "-o writes an HTML page, but --format is tree"),
         (("-o", "x.html", "--stats"), "--stats and --format html cannot be combined"),
         (("--format", "html", "--json"), "--json and --format html cannot be combined"),
@@ -181,7 +182,8 @@ def test_the_tree_and_the_table_fold_them_too(terminal, wide):
 @pytest.mark.parametrize("format", ["text", "tree", "table", "json", "html"])
 def test_weak_types_are_marked_on_request(cli, format):
     arguments = ("show", "jax.nn:relu", "--args", "2.0", "--format", format)
-    assert "~f32[]" in cli(*arguments, "--weak").out
+    found = cli(*arguments, "--weak")
+    assert "~f32[]" in found.out and "~ marks a weak type, as of a Python number" in found.err
     assert "~f32[]" not in cli(*arguments).out
     assert "~f32" not in cli("show", "jax.nn:relu", "--args", "f32[3]", "--weak").out
 

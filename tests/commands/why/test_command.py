@@ -289,3 +289,27 @@ def test_a_gradient_is_explained_with_the_line_that_stops_it(cli, folder):
 def test_incompatible_gradient_options_are_refused(cli, options, fault):
     refused = cli("why", *LOSS, *options)
     assert refused.code == 2 and fault in refused.err and not refused.out
+
+
+UPDATE = """
+    import jax, jax.numpy as jnp, jaxprtool
+
+    def loss(params, target, x):
+        return jnp.mean(jnp.square(x @ params - 0.9 * jnp.tanh(x @ target)))
+
+    @jaxprtool.example("f32[3]", "f32[4,3]")
+    def update(params, x):
+        value, grads = jax.value_and_grad(lambda params: loss(params, params, x))(params)
+        return params - grads, value
+"""
+
+
+def test_a_function_inside_a_program_is_a_target_of_all_commands(cli, folder):
+    (folder / "kept.py").write_text(textwrap.dedent(UPDATE))
+    assert cli("opt", "kept.py:update", "-o", "update.jaxpr").code == 0
+    found = cli("why", "update.jaxpr:loss", "--gradient", "params")
+    assert found.code == 0 and "with respect to params is not zero" in found.out
+    assert found.err.startswith("note: this is the forward part of loss in a gradient")
+    assert cli("residuals", "update.jaxpr:loss").out.startswith("loss keeps ")
+    wrong = cli("show", "update.jaxpr:los")
+    assert wrong.code == 2 and wrong.err.endswith("hint: did you mean 'loss'?\n")

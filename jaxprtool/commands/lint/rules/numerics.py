@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from jaxprtool import jaxcompat
 from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import (
     LintedProgram,
@@ -29,12 +30,19 @@ from jaxprtool.commands.lint.ranges import (
     may_vary,
     squared,
 )
-from jaxprtool.commands.why.gradients import GradientFlow, Stop, gradient_flow
+from jaxprtool.commands.why.gradients import (
+    NO_DERIVATIVE,
+    GradientFlow,
+    Stop,
+    StopReason,
+    gradient_flow,
+)
 from jaxprtool.ir.documents import some
-from jaxprtool.ir.equations import is_inexact
+from jaxprtool.ir.equations import all_jaxprs, is_inexact, part_of, size_of, type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
+from jaxprtool.jaxcompat import JaxprEqn
 
 # --- numerics -------------------------------------------------------------------------------------
 # Expressions that overflow, or whose gradients are NaN.
@@ -554,9 +562,13 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
 
     Every path from the array to the result goes through an operation without a derivative: `round`,
     a comparison, a cast to integers, `argmax`. The rule does not report `stop_gradient`, unless the
-    gradient with respect to every argument is zero, nor metrics that count, such as an accuracy.
+    gradient with respect to every argument is zero, nor metrics that count, such as an accuracy. In
+    a program that takes a gradient of it, as a training step does, it reports any loss without one.
     """
-    if program.has_backward or not program.is_loss or not isinstance(program.program, Program):
+    if program.has_backward or not isinstance(program.program, Program):
+        return
+    if not program.is_loss:
+        yield from _zero_in_step(program)
         return
     top = program.top.arguments
     floats = [i for i, value in enumerate(top) if is_inexact(value) and value.live_readers]
@@ -586,13 +598,42 @@ def _without_gradient(program: LintedProgram, stopped: list[int]) -> Iterator[Fo
         yield _zero(program, flow, "every argument", size)
 
 
+def _zero_in_step(program: LintedProgram) -> Iterator[Found]:
+    """Yield a finding for each loss of which the program takes a gradient that is zero.
+
+    JAX's gradient then has the equations of the loss, none backward, and zeros for its arguments.
+    """
+    for jaxpr in all_jaxprs(program.about.jaxpr):
+        forward = [eqn for eqn in jaxpr.eqns if "jvp(" in jaxcompat.name_stack(eqn)]
+        zeros = {type_of(eqn.outvars[0].aval) for eqn in jaxpr.eqns if _is_zeros(eqn)}
+        trained = {v for v in jaxpr.invars if is_inexact(v) and type_of(v.aval) in zeros}
+        loss = part_of(jaxpr, forward, "loss")
+        inner = jaxcompat.open_jaxpr(loss)
+        positions = [i for i, v in enumerate(inner.invars) if v in trained]
+        scalars = [v for v in inner.outvars if is_inexact(v) and v.aval.shape == ()]
+        if not positions or not scalars:
+            continue
+        flow = gradient_flow(jaxcompat.replace_jaxpr(loss, outvars=scalars), positions)
+        if not flow.reached and flow.zero and flow.stops:
+            size = sum(size_of(inner.invars[i].aval, 0) for i in positions)
+            yield _zero(program, flow, "every argument", size)
+
+
+def _is_zeros(eqn: JaxprEqn) -> bool:
+    """Return True for an array of floating-point zeros outside of a gradient."""
+    is_array = eqn.primitive.name == "broadcast_in_dim" and "jvp(" not in jaxcompat.name_stack(eqn)
+    [value] = eqn.invars[:1] if is_array else (None,)
+    return isinstance(value, jaxcompat.Literal) and is_inexact(value) and not np.any(value.val)
+
+
 def _zero(program: LintedProgram, flow: GradientFlow, what: str, size: int) -> Found:
     names = some([f"{stop.primitive} ({stop.source})" for stop in flow.stops], 3)
     verb = "stops" if len(flow.stops) == 1 else "stop"
     return Found(
         _node(program, flow.stops[0]),
         f"the gradient with respect to {what} is zero: {names} {verb} every path",
-        "pass the gradient straight through: x + stop_gradient(round(x) - x)",
+        NO_DERIVATIVE.get(flow.stops[0].primitive, StopReason("")).remedy
+        or "pass a value with a gradient on one path",
         "{bytes} that are never trained",
         bytes=size,
     )

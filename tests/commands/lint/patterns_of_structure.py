@@ -980,6 +980,7 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         x f32[3,4] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(4), x)[1][-1]
         x f32[9,64] => jnp.diff(lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1], axis=0)
         x f32[9,64] => lax.associative_scan(jnp.add, x)[-1]
+        x f32[0,64] => lax.scan(lambda h, r: (h + r, h), jnp.zeros(64), x)[1]
         """,
     ),
     "JT503": (

@@ -91,7 +91,7 @@ def stacks_for_last(program: LintedProgram) -> Iterator[Found]:
         length = loop.view.length
         last = 0 if loop.view.reverse else length - 1
         for value in node.outs[-len(loop.view.ys) :] if loop.view.ys else ():
-            unread = value.bytes // length * (length - 1) * node.scope.runs
+            unread = (value.bytes - value.bytes // max(length, 1)) * node.scope.runs
             read = ends(value, ("same",))
             if (
                 unread >= LEAST_STACK_BYTES

@@ -417,6 +417,8 @@ class MatchLevel(IntEnum):
     KIND = 2
 
 
+_JAXPRS = (Jaxpr, ClosedJaxpr)
+
 #: Parameters that only name the body of an equation, and do not affect its results.
 _LABELS = frozenset({"name", "name_and_src_info", "debug_info"})
 
@@ -459,6 +461,7 @@ class EquationKeys:
         self._numbers: dict[Hashable, int] = {}
         self._types: dict[int, tuple[int, int]] = {}
         self._literals: dict[int, int] = {}
+        self._values: dict[int, Hashable] = {}
         self._jaxprs: dict[int, int] = {}
         self._own: list[dict[int, int]] = [{}, {}, {}]
         self._trees: list[PyTreeDef] = []
@@ -497,14 +500,25 @@ class EquationKeys:
 
         The few values that have no such key are compared by identity.
         """
-        if value is None or isinstance(value, str):
+        cls = type(value)
+        if value is None or cls is int or isinstance(value, str):
             return value
-        if isinstance(value, Jaxpr | ClosedJaxpr):
+        if cls is bool:
+            return cls, value
+        if isinstance(value, _JAXPRS):
             return "jaxpr", self.jaxpr(value)
         if isinstance(value, PyTreeDef):
             return "tree", self._tree(value)
         if isinstance(value, tuple | list):
             return "sequence", *map(self.value, value)
+        key = self._values.get(id(value))
+        if key is None:
+            self.keep(value)
+            key = self._values[id(value)] = self._object(value)
+        return key
+
+    def _object(self, value: Any) -> Hashable:
+        """Return the key of a value that is no sequence and holds no jaxprs."""
         if isinstance(value, Mapping):
             return "mapping", *sorted((str(k), self.value(v)) for k, v in value.items())
         if isinstance(value, np.ndarray | jax.Array):
@@ -519,7 +533,7 @@ class EquationKeys:
 
     def value_or_bodies(self, value: Any) -> Hashable:
         """Return a key for the value of a parameter in which all jaxprs count as equal."""
-        if isinstance(value, Jaxpr | ClosedJaxpr):
+        if isinstance(value, _JAXPRS):
             return "jaxpr"
         if isinstance(value, tuple | list):
             return "sequence", *map(self.value_or_bodies, value)

@@ -100,6 +100,8 @@ class _BodyMatching:
     def run(self) -> None:
         self._pair_in_order(*(self._by_variables(graph) for graph in self._found.graphs))
         for level in MatchLevel:
+            if self._found.is_complete:
+                return
             if not self._is_done(level):
                 origins = [graph.origins(level).equations for graph in self._found.graphs]
                 uses = [graph.use_numbers(level) for graph in self._found.graphs]
@@ -112,7 +114,7 @@ class _BodyMatching:
                 self._pair_in_order(*origins)
                 self._pair_in_order(*uses)
             spread = _Spreader(self._found, level)
-            if all(self._found.unpaired()):
+            if not self._found.is_complete:
                 spread.run()
                 self._open_calls(spread, (0, 1))
             for radius in _RADII:
@@ -125,9 +127,9 @@ class _BodyMatching:
 
     def _is_done(self, level: MatchLevel) -> bool:
         """Return True if no unpaired equations of the two bodies have the same key."""
-        left = self._found.unpaired()
-        if not (left[0] and left[1]):
+        if self._found.is_complete:
             return True
+        left = self._found.unpaired()
         keys = (graph.own(level) for graph in self._found.graphs)
         first, second = (
             {numbers[i] for i in positions} for numbers, positions in zip(keys, left, strict=True)
@@ -283,7 +285,7 @@ class _BodyMatching:
 
     def _pair_replaced(self) -> None:
         """Pair equations of different primitives that have the same neighbours."""
-        if not all(self._found.unpaired()):
+        if self._found.is_complete:
             return
         counts = [[len(eqn.outvars) for eqn in graph.eqns] for graph in self._found.graphs]
         for olds, news in self._alike_around(counts, _RADII[0]):
@@ -621,6 +623,14 @@ class MatchedBody:
             call.inside.rollback(which)
 
     # --- properties of the matching ---------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all equations of one of the bodies have a counterpart, so that none is left."""
+        return any(
+            len(taken) == len(graph.eqns)
+            for taken, graph in zip(self.taken, self.graphs, strict=True)
+        )
 
     def unpaired(self) -> tuple[list[int], list[int]]:
         """Return, for each body, the positions of the equations without a counterpart."""
@@ -996,10 +1006,9 @@ class BodyGraph(DefUse):
         """Return a key for each equation by itself, whatever its operands are computed from."""
         return [self._keys.equation(eqn, level) for eqn in self.eqns]
 
-    @cached_method
     def origins(self, level: MatchLevel) -> ValueNumbering:
         """Return the value numbering of the body."""
-        return ValueNumbering(self._keys, self.held, self._arguments, level)
+        return self._keys.numbering(self.held, tuple(self._arguments), level)
 
     def use_numbers(self, level: MatchLevel) -> list[int]:
         """Return a number for each equation by the values that are computed from its results.

@@ -463,6 +463,7 @@ class EquationKeys:
         self._literals: dict[int, int] = {}
         self._values: dict[int, Hashable] = {}
         self._jaxprs: dict[int, int] = {}
+        self._numberings: dict[Hashable, ValueNumbering] = {}
         self._own: list[dict[int, int]] = [{}, {}, {}]
         self._trees: list[PyTreeDef] = []
         self._rules: dict[Hashable, int] = {}
@@ -617,15 +618,24 @@ class EquationKeys:
         number = self._jaxprs.get(id(jaxpr))
         if number is None:
             body = jaxcompat.open_jaxpr(jaxpr)
-            origins = ValueNumbering(
-                self, jaxpr, [("argument", i) for i in range(len(body.invars))]
-            )
+            arguments = tuple([("argument", i) for i in range(len(body.invars))])
+            origins = self.numbering(jaxpr, arguments, MatchLevel.SAME)
             types = tuple(self.type_number(v.aval) for v in (*body.constvars, *body.invars))
             results = tuple(map(origins.atom, body.outvars))
             counts = frozenset(Counter(origins.equations).items())
             number = self.number(("body", types, results, origins.effects, counts))
             self._jaxprs[id(jaxpr)] = number
         return number
+
+    def numbering(
+        self, jaxpr: AnyJaxpr, arguments: tuple[Hashable, ...], level: MatchLevel
+    ) -> ValueNumbering:
+        """Return the value numbering of a jaxpr with a key for each argument."""
+        key = id(jaxpr), arguments, level
+        numbering = self._numberings.get(key)
+        if numbering is None:
+            numbering = self._numberings[key] = ValueNumbering(self, jaxpr, arguments, level)
+        return numbering
 
     def constants(self, jaxpr: AnyJaxpr) -> list[Hashable]:
         """Return a key for each constant of a jaxpr: its value, or its position if unknown."""

@@ -55,7 +55,7 @@ class Size:
 
     name: str
     equations: int
-    program: Program | AnyJaxpr = field(repr=False)
+    program: Program | AnyJaxpr = field(repr=False, compare=False)
 
     @cached_property
     def work(self) -> Work:

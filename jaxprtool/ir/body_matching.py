@@ -7,13 +7,13 @@ the time is linear in the size of the bodies.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, islice
 from types import MappingProxyType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
@@ -100,6 +100,8 @@ class _BodyMatching:
     def run(self) -> None:
         self._pair_in_order(*(self._by_variables(graph) for graph in self._found.graphs))
         for level in MatchLevel:
+            if self._found.is_complete:
+                return
             if not self._is_done(level):
                 origins = [graph.origins(level).equations for graph in self._found.graphs]
                 uses = [graph.use_numbers(level) for graph in self._found.graphs]
@@ -112,7 +114,7 @@ class _BodyMatching:
                 self._pair_in_order(*origins)
                 self._pair_in_order(*uses)
             spread = _Spreader(self._found, level)
-            if all(self._found.unpaired()):
+            if not self._found.is_complete:
                 spread.run()
                 self._open_calls(spread, (0, 1))
             for radius in _RADII:
@@ -125,9 +127,9 @@ class _BodyMatching:
 
     def _is_done(self, level: MatchLevel) -> bool:
         """Return True if no unpaired equations of the two bodies have the same key."""
-        left = self._found.unpaired()
-        if not (left[0] and left[1]):
+        if self._found.is_complete:
             return True
+        left = self._found.unpaired()
         keys = (graph.own(level) for graph in self._found.graphs)
         first, second = (
             {numbers[i] for i in positions} for numbers, positions in zip(keys, left, strict=True)
@@ -283,7 +285,7 @@ class _BodyMatching:
 
     def _pair_replaced(self) -> None:
         """Pair equations of different primitives that have the same neighbours."""
-        if not all(self._found.unpaired()):
+        if self._found.is_complete:
             return
         counts = [[len(eqn.outvars) for eqn in graph.eqns] for graph in self._found.graphs]
         for olds, news in self._alike_around(counts, _RADII[0]):
@@ -296,8 +298,8 @@ class _BodyMatching:
     ) -> Iterator[tuple[list[int], list[int]]]:
         """Yield unpaired equations with equal neighbourhoods, if both bodies have equally many."""
         by_key: tuple[dict[Hashable, list[int]], ...] = defaultdict(list), defaultdict(list)
-        for k, left in enumerate(self._found.unpaired()):
-            for i, key in _around(self._found, k, left, keys[k], radius).items():
+        for k, around in enumerate(_around(self._found, keys, radius)):
+            for i, key in around.items():
                 by_key[k][key].append(i)
         for key, olds in by_key[0].items():
             news = by_key[1].get(key, [])
@@ -442,48 +444,94 @@ def _call_operands(eqn: JaxprEqn) -> list[Atom]:
 
 
 def _around(
-    matching: MatchedBody, which: int, left: Sequence[int], initial: Sequence[int], radius: int
-) -> dict[int, Hashable]:
-    """Return a key of the neighbourhood of each unpaired equation, above and below it.
+    matching: MatchedBody, initial: Sequence[Sequence[int]], radius: int
+) -> list[dict[int, Hashable]]:
+    """Return, for each body, a key of the neighbourhoods of its unpaired equations.
 
     This is Weisfeiler-Leman refinement: the keys begin with `initial`, and each step hashes in
-    those of the neighbours. Paired neighbours are labelled by their pair. Opened calls, and
-    equations paired with one in an opened call, all have the same label.
+    those of the neighbours above and below. An equation with a key that the other body lacks has no
+    equal there, and neither have its neighbours in the next step: they are left out at once.
 
     Args:
         matching: The pairs known.
-        which: The body, 0 or 1.
-        left: The positions of its unpaired equations.
-        initial: A key for each equation by itself.
+        initial: For each body, a key for each equation by itself.
         radius: The number of steps.
     """
-    graph = matching.graphs[which]
-    definitions, uses = graph.definitions, graph.uses
-    labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
-    paired = dict.fromkeys(matching.taken[which], 0)
-    paired.update((pair[which], -1 - number) for number, pair in enumerate(matching.order))
-    returned = {id(pair[which]): number for number, pair in enumerate(matching.results)}
-    up = {i: initial[i] for i in left}
-    down = {
-        i: hash((initial[i], *(returned.get(id(v)) for v in graph.eqns[i].outvars))) for i in left
-    }
+    sides = [
+        _Neighbours(matching, which, left, initial[which])
+        for which, left in enumerate(matching.unpaired())
+    ]
+    ups, downs = _common(*(side.up for side in sides)), _common(*(side.down for side in sides))
     for _ in range(radius):
-        higher, lower = {}, {}
-        for i in left:
-            operands: list[int | None] = []
-            for atom in graph.eqns[i].invars:
+        ups = _common(*(side.above(up) for side, up in zip(sides, ups, strict=True)))
+        downs = _common(*(side.below(down) for side, down in zip(sides, downs, strict=True)))
+    return [
+        {i: (key, down[i]) for i, key in up.items() if i in down}
+        for up, down in zip(ups, downs, strict=True)
+    ]
+
+
+def _common(*keys: dict[int, int]) -> list[dict[int, int]]:
+    """Return the keys of each body that the other has too."""
+    shared = set(keys[0].values()) & set(keys[1].values())
+    return [{i: key for i, key in of.items() if key in shared} for of in keys]
+
+
+class _Neighbours:
+    """The unpaired equations of one of two bodies, and their neighbours.
+
+    Paired neighbours are labelled by their pair. Opened calls, and equations paired with one in an
+    opened call, all have the same label.
+
+    Attributes:
+        up: The first key of each equation, for what it is computed from.
+        down: The same for what is computed from it.
+    """
+
+    def __init__(
+        self, matching: MatchedBody, which: int, left: Sequence[int], initial: Sequence[int]
+    ):
+        self._graph = matching.graphs[which]
+        self._labels = {id(pair[which]): number for number, pair in enumerate(matching.values)}
+        self._paired = dict.fromkeys(matching.taken[which], 0)
+        self._paired.update((pair[which], -1 - n) for n, pair in enumerate(matching.order))
+        returned = {id(pair[which]): number for number, pair in enumerate(matching.results)}
+        eqns = self._graph.eqns
+        self.up = {i: initial[i] for i in left}
+        self.down = {
+            i: hash((initial[i], *[returned.get(id(v)) for v in eqns[i].outvars])) for i in left
+        }
+
+    def above(self, up: dict[int, int]) -> dict[int, int]:
+        """Hash in the keys of the equations that define the operands."""
+        eqns, definitions, labels = self._graph.eqns, self._graph.definitions, self._labels
+        paired, higher = self._paired, {}
+        for i, own in up.items():
+            operands: list[int | None] = [own]
+            for atom in eqns[i].invars:
                 if type(atom) is Literal:
                     continue
-                definition = up.get(definitions[atom][0]) if atom in definitions else None
-                operands.append(labels.get(id(atom)) if definition is None else -1 - definition)
-            higher[i] = hash((up[i], *operands))
-            reads = [
-                tuple(sorted((paired.get(r, down.get(r)), at) for r, at in uses.get(var, ())))
-                for var in graph.eqns[i].outvars
-            ]
-            lower[i] = hash((down[i], *reads))
-        up, down = higher, lower
-    return {i: (up[i], down[i]) for i in left}
+                position = definitions[atom][0] if atom in definitions else None
+                if position is None or position in paired:
+                    operands.append(labels.get(id(atom)))
+                elif position in up:
+                    operands.append(-1 - up[position])
+                else:
+                    break
+            else:
+                higher[i] = hash(tuple(operands))
+        return higher
+
+    def below(self, down: dict[int, int]) -> dict[int, int]:
+        """Hash in the keys of the equations that read the results."""
+        eqns, uses, lower = self._graph.eqns, self._graph.uses, {}
+        key_of = {**down, **self._paired}
+        for i, own in down.items():
+            readers = [uses.get(var, ()) for var in eqns[i].outvars]
+            if all(r in key_of for reads in readers for r, _ in reads):
+                keys = [tuple(sorted([(key_of[r], at) for r, at in reads])) for reads in readers]
+                lower[i] = hash((own, *keys))
+        return lower
 
 
 # --- body pairs -----------------------------------------------------------------------------------
@@ -575,6 +623,14 @@ class MatchedBody:
             call.inside.rollback(which)
 
     # --- properties of the matching ---------------------------------------------------------------
+
+    @property
+    def is_complete(self) -> bool:
+        """True if all equations of one of the bodies have a counterpart, so that none is left."""
+        return any(
+            len(taken) == len(graph.eqns)
+            for taken, graph in zip(self.taken, self.graphs, strict=True)
+        )
 
     def unpaired(self) -> tuple[list[int], list[int]]:
         """Return, for each body, the positions of the equations without a counterpart."""
@@ -791,8 +847,9 @@ class MatchedBody:
         best, most = None, 1
         while free and free[0] in self.taken[1]:
             free.popleft()
+        surroundings = self._surroundings(i)
         for place, j in enumerate(islice(free, MOST_ALIKE)):
-            if j not in self.taken[1] and (fit := self.fit(i, j, level)) > most:
+            if j not in self.taken[1] and (fit := self._fit(i, j, level, surroundings)) > most:
                 best, most = place, fit
         if best is None:
             return None
@@ -805,20 +862,54 @@ class MatchedBody:
 
         At most 1 means that the equations have nothing in common.
         """
+        return self._fit(i, j, level, self._surroundings(i))
+
+    def _surroundings(self, i: int) -> _Surroundings:
+        """Return the values and equations of the second body next to one of the first."""
+        eqn = self.graphs[0].eqns[i]
+        partners = (self.partner.get(id(x)) for x in eqn.invars)
+        return _Surroundings(
+            [id(partner) for partner in partners if partner is not None],
+            [set(self._paired_readers(0, v)) for v in eqn.outvars],
+            any(type(x) is not Literal for x in eqn.invars),
+        )
+
+    def _fit(self, i: int, j: int, level: MatchLevel, around: _Surroundings) -> int:
         old, new = self.graphs[0].eqns[i], self.graphs[1].eqns[j]
-        same_scope = jaxcompat.name_stack(old) == jaxcompat.name_stack(new)
+        common = 0
         if level is MatchLevel.KIND:
-            reads = Counter(id(self.partner[id(x)]) for x in old.invars if id(x) in self.partner)
-            common = (reads & Counter(map(id, new.invars))).total()
+            if around.partners:
+                reads = [*map(id, new.invars)]
+                for partner in around.partners:
+                    if partner in reads:
+                        reads.remove(partner)
+                        common += 1
         elif self.conflict(i, j):
             return 0
-        else:
+        elif around.partners:
             common = sum(map(self.corresponds, old.invars, new.invars))
-        if not any(type(x) is not Literal for x in (*old.invars, *new.invars)):
+        if not (around.reads_values or any(type(x) is not Literal for x in new.invars)):
             common += 1
-        for v, w in zip(old.outvars, new.outvars, strict=False):
-            common += not set(self._paired_readers(0, v)).isdisjoint(self._paired_readers(1, w))
-        return 2 * common + same_scope
+        for readers, w in zip(around.readers, new.outvars, strict=False):
+            if readers:
+                common += not readers.isdisjoint(self._paired_readers(1, w))
+        if not common:
+            return 0
+        return 2 * common + (jaxcompat.name_stack(old) == jaxcompat.name_stack(new))
+
+
+class _Surroundings(NamedTuple):
+    """What the second body has of the neighbours of an equation of the first.
+
+    Attributes:
+        partners: The partners of its operands, by `id`.
+        readers: For each result, the paired equations that read it, as `_paired_readers` has them.
+        reads_values: Whether any of its operands is a value, not a literal.
+    """
+
+    partners: list[int]
+    readers: list[set[tuple[int, int]]]
+    reads_values: bool
 
 
 def in_order(
@@ -915,10 +1006,9 @@ class BodyGraph(DefUse):
         """Return a key for each equation by itself, whatever its operands are computed from."""
         return [self._keys.equation(eqn, level) for eqn in self.eqns]
 
-    @cached_method
     def origins(self, level: MatchLevel) -> ValueNumbering:
         """Return the value numbering of the body."""
-        return ValueNumbering(self._keys, self.held, self._arguments, level)
+        return self._keys.numbering(self.held, tuple(self._arguments), level)
 
     def use_numbers(self, level: MatchLevel) -> list[int]:
         """Return a number for each equation by the values that are computed from its results.
@@ -951,8 +1041,8 @@ class BodyGraph(DefUse):
             node = todo.pop()
             if id(node) in known:
                 nearest.append(node)
-            elif (eqn := self.equation(node)) is not None:
-                for atom in eqn.invars:
+            elif (definition := self.definitions.get(node)) is not None:
+                for atom in self.eqns[definition[0]].invars:
                     if type(atom) is not Literal and id(atom) not in seen:
                         seen.add(id(atom))
                         todo.append(atom)

@@ -417,6 +417,8 @@ class MatchLevel(IntEnum):
     KIND = 2
 
 
+_JAXPRS = (Jaxpr, ClosedJaxpr)
+
 #: Parameters that only name the body of an equation, and do not affect its results.
 _LABELS = frozenset({"name", "name_and_src_info", "debug_info"})
 
@@ -459,7 +461,9 @@ class EquationKeys:
         self._numbers: dict[Hashable, int] = {}
         self._types: dict[int, tuple[int, int]] = {}
         self._literals: dict[int, int] = {}
+        self._values: dict[int, Hashable] = {}
         self._jaxprs: dict[int, int] = {}
+        self._numberings: dict[Hashable, ValueNumbering] = {}
         self._own: list[dict[int, int]] = [{}, {}, {}]
         self._trees: list[PyTreeDef] = []
         self._rules: dict[Hashable, int] = {}
@@ -497,14 +501,25 @@ class EquationKeys:
 
         The few values that have no such key are compared by identity.
         """
-        if value is None or isinstance(value, str):
+        cls = type(value)
+        if value is None or cls is int or isinstance(value, str):
             return value
-        if isinstance(value, Jaxpr | ClosedJaxpr):
+        if cls is bool:
+            return cls, value
+        if isinstance(value, _JAXPRS):
             return "jaxpr", self.jaxpr(value)
         if isinstance(value, PyTreeDef):
             return "tree", self._tree(value)
         if isinstance(value, tuple | list):
             return "sequence", *map(self.value, value)
+        key = self._values.get(id(value))
+        if key is None:
+            self.keep(value)
+            key = self._values[id(value)] = self._object(value)
+        return key
+
+    def _object(self, value: Any) -> Hashable:
+        """Return the key of a value that is no sequence and holds no jaxprs."""
         if isinstance(value, Mapping):
             return "mapping", *sorted((str(k), self.value(v)) for k, v in value.items())
         if isinstance(value, np.ndarray | jax.Array):
@@ -519,7 +534,7 @@ class EquationKeys:
 
     def value_or_bodies(self, value: Any) -> Hashable:
         """Return a key for the value of a parameter in which all jaxprs count as equal."""
-        if isinstance(value, Jaxpr | ClosedJaxpr):
+        if isinstance(value, _JAXPRS):
             return "jaxpr"
         if isinstance(value, tuple | list):
             return "sequence", *map(self.value_or_bodies, value)
@@ -603,15 +618,24 @@ class EquationKeys:
         number = self._jaxprs.get(id(jaxpr))
         if number is None:
             body = jaxcompat.open_jaxpr(jaxpr)
-            origins = ValueNumbering(
-                self, jaxpr, [("argument", i) for i in range(len(body.invars))]
-            )
+            arguments = tuple([("argument", i) for i in range(len(body.invars))])
+            origins = self.numbering(jaxpr, arguments, MatchLevel.SAME)
             types = tuple(self.type_number(v.aval) for v in (*body.constvars, *body.invars))
             results = tuple(map(origins.atom, body.outvars))
             counts = frozenset(Counter(origins.equations).items())
             number = self.number(("body", types, results, origins.effects, counts))
             self._jaxprs[id(jaxpr)] = number
         return number
+
+    def numbering(
+        self, jaxpr: AnyJaxpr, arguments: tuple[Hashable, ...], level: MatchLevel
+    ) -> ValueNumbering:
+        """Return the value numbering of a jaxpr with a key for each argument."""
+        key = id(jaxpr), arguments, level
+        numbering = self._numberings.get(key)
+        if numbering is None:
+            numbering = self._numberings[key] = ValueNumbering(self, jaxpr, arguments, level)
+        return numbering
 
     def constants(self, jaxpr: AnyJaxpr) -> list[Hashable]:
         """Return a key for each constant of a jaxpr: its value, or its position if unknown."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -49,7 +49,7 @@ from jaxprtool.jaxcompat import Literal as LiteralAtom
 Verdict: TypeAlias = Literal["equivalent", "same up to constants", "same up to dtypes", "different"]
 
 
-@document(without=("work",), also=("flops", "bytes"))
+@document(without=("program",), also=("flops", "bytes"))
 @dataclass(frozen=True)
 class Size:
     """The size of a program.
@@ -57,12 +57,17 @@ class Size:
     Attributes:
         name: The name of the program.
         equations: The number of equations, at every depth.
-        work: The cost of running it: FLOPs, bytes and so on.
+        program: The program.
     """
 
     name: str
     equations: int
-    work: Work
+    program: Program | AnyJaxpr = field(repr=False, compare=False)
+
+    @cached_property
+    def work(self) -> Work:
+        """The cost of running it: FLOPs, bytes and so on."""
+        return cost(self.program).total.work
 
     @property
     def flops(self) -> Number:
@@ -293,7 +298,7 @@ def _with_stubs(program: Program | AnyJaxpr) -> Program | AnyJaxpr:
 
 
 def _size(program: Program | AnyJaxpr, about: ProgramSignature) -> Size:
-    return Size(about.name, count_equations(program), cost(program).total.work)
+    return Size(about.name, count_equations(program), program)
 
 
 # --- arguments and results ------------------------------------------------------------------------

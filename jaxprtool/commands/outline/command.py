@@ -122,7 +122,7 @@ def outline_command(
     repetitions = [
         _found(outlining, old, new) for (_, old), (new, _) in zip(programs, outlined, strict=True)
     ]
-    ways = _ways(session, traced, programs, outlining)
+    ways = _ways(session, traced, programs, outlining, outlined[0][0])
     loops = [loop for _, program in programs for loop in unrolled_loops(program)]
     measured = profile = rolled = None
     if to_run is not None and compile_profile:
@@ -190,7 +190,11 @@ def _recompile_advice(target: str) -> list[str]:
 
 
 def _ways(
-    session: Session, traced: TracedTarget, programs: Named, outlining: Outline
+    session: Session,
+    traced: TracedTarget,
+    programs: Named,
+    outlining: Outline,
+    outlined: Program,
 ) -> list[tuple[CompileWay, Program]]:
     """Return the given pipeline and those that shorten compilation; empty for several programs."""
     from jaxprtool.commands.outline.compile_time import compile_ways
@@ -198,7 +202,7 @@ def _ways(
     if len(programs) != 1:
         return []
     session.on_progress("trying roll and outline")
-    return compile_ways(traced.program, session.pipeline, programs[0][1], outlining)
+    return compile_ways(traced.program, session.pipeline, programs[0][1], outlining, outlined)
 
 
 def _profiled(

@@ -291,7 +291,11 @@ FACTOR, LEAST_SECONDS, LEAST_EQUATIONS = 1.25, 0.2, 100
 
 
 def compile_ways(
-    traced: Program, pipeline: Pipeline, result: Program, outlining: Outline
+    traced: Program,
+    pipeline: Pipeline,
+    result: Program,
+    outlining: Outline,
+    outlined: Program | None = None,
 ) -> list[tuple[CompileWay, Program]]:
     """Return the pipelines that shorten compilation, after the given one.
 
@@ -300,25 +304,34 @@ def compile_ways(
         pipeline: The given pipeline.
         result: The program that it returns.
         outlining: The pass `outline`, with the user's options.
+        outlined: What it returns for `result`, if that is known.
 
     Returns:
         The given pipeline and its program; then the pipelines that help, the fastest first, each
         with the program that it returns. Without an estimate of the time, those with the fewest
         kernels are first. Empty if sizes are symbolic.
     """
-    original = _way(str(pipeline), result)
-    if original is None:
+    estimate = compile_estimate(result)
+    if estimate is None:
         return []
+    original = CompileWay(str(pipeline), estimate, temporary_memory(result))
     ways: list[tuple[CompileWay, Program]] = []
-    for other in _others(pipeline, outlining) if _is_slow(original.estimate) else ():
+    others = _others(pipeline, outlining) if _is_slow(original.estimate) else ()
+    for other, is_last in others:
         try:
-            program = other(traced)
+            if not is_last:
+                program = other(traced)
+            elif other.steps[-1].transform is outlining and outlined is not None:
+                program = outlined
+            else:
+                program = Pipeline(other.steps[-1:])(result)
         except JaxprToolError:
             continue  # a pass does not support the result of roll or outline
         if not isinstance(program, Program):
             continue
-        way = _way(str(other), program, original.estimate)
-        if way is not None and _work(way.estimate) * FACTOR < _work(original.estimate):
+        estimate = compile_estimate(program, original.estimate)
+        if estimate is not None and _work(estimate) * FACTOR < _work(original.estimate):
+            way = CompileWay(str(other), estimate, temporary_memory(program))
             ways.append((way, program))
     ways.sort(key=lambda pair: _order(pair[0].estimate))
     return [(original, result), *ways]
@@ -350,21 +363,17 @@ def _order(estimate: CompileEstimate) -> float:
     return estimate.kernels if estimate.seconds is None else estimate.seconds
 
 
-def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[Pipeline]:
-    """Yield the pipelines with `roll` or `outline` before transformations, and at the end."""
+def _others(pipeline: Pipeline, outlining: Outline) -> Iterator[tuple[Pipeline, bool]]:
+    """Yield the pipelines with `roll` or `outline` before transformations, and at the end.
+
+    The second value is True if it is at the end.
+    """
     steps = tuple(pipeline.steps)
     preserve = [transform.preserves for step in steps for transform in Pipeline((step,)).passes()]
     for inserted in (Step(Roll()), Step(outlining)):
         if not all(preserve):
-            yield Pipeline((inserted, *steps))
-        yield Pipeline((*steps, inserted))
-
-
-def _way(pipeline: str, program: Program, like: CompileEstimate | None = None) -> CompileWay | None:
-    estimate = compile_estimate(program, like)
-    if estimate is None:
-        return None
-    return CompileWay(pipeline, estimate, temporary_memory(program))
+            yield Pipeline((inserted, *steps)), False
+        yield Pipeline((*steps, inserted)), True
 
 
 # --- compile profile ------------------------------------------------------------------------------

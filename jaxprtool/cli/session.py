@@ -219,8 +219,13 @@ class FunctionOptions:
     on_progress: OnProgress = silent  # not an option: set by `command`
 
     def start(self, cache: bool | None = None) -> None:
-        """Import JAX. For a command that compiles, `cache` is whether to use the user's cache."""
-        start_jax(self.on_progress, self.tracing.x64)
+        """Import JAX, with 64-bit types if the recorded script of TARGET enabled them.
+
+        For a command that compiles, `cache` is whether to use the user's cache.
+        """
+        from jaxprtool.recording.folder import was_compiled_with_x64
+
+        start_jax(self.on_progress, self.tracing.x64 or was_compiled_with_x64(self.target))
         if self.tracing.host_devices is not None:
             use_host_devices(self.tracing.host_devices)
         if cache is not None:

@@ -29,6 +29,9 @@ from jaxprtool.recording.libraries import user_result_paths
 # --- watched calls --------------------------------------------------------------------------------
 # Wrap the calls of a function for `--calls`, `--keep` and `--until`.
 
+#: Names the option in the error that ends a script at a NaN.
+UNTIL = "jaxprtool record --until"
+
 #: Writes an event.
 Write = Callable[[dict[str, Any]], None]
 
@@ -119,7 +122,7 @@ class KeptCalls:
         event = {"function": self._name, "call": self._count, "result": result}
         self._write({"event": "until", **event})
         raise FloatingPointError(
-            f"{result} of call {self._count} of {self._name} has a NaN (jaxprtool record --until)"
+            f"{result} of call {self._count} of {self._name} has a NaN ({UNTIL})"
         )
 
 

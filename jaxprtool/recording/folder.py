@@ -81,6 +81,16 @@ def run_of_file(path: str) -> str:
     return path
 
 
+def was_compiled_with_x64(target: str) -> bool:
+    """Return True if the script of the run that TARGET is in compiled with 64-bit types enabled."""
+    run = run_of_file(target.partition(":")[0])
+    for process in processes(run) if run else ():
+        with suppress(OSError), open(os.path.join(process, EVENTS), "rb") as file:
+            if any(b'"enable_x64": "True"' in line for line in file):
+                return True
+    return False
+
+
 def recorded_run(target: str) -> str | None:
     """Return the folder of the run if TARGET is a recorded run, else None."""
     parts = run_and_program(target)

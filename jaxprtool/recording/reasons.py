@@ -53,7 +53,11 @@ _OBJECT_NUMBER = re.compile(r" #\d+\b")
 def recompile_advice(functions: Iterable[Function]) -> list[str]:
     """Return the lines that compiled functions again, for those with advice, with that advice."""
     again = filter(None, map(compiled_again, functions))
-    return [f"{reason.line}: {text}" for text, reason in again if reason.advice]
+    return [
+        text if reason.line in text else f"{reason.line}: {text}"
+        for text, reason in again
+        if reason.advice
+    ]
 
 
 def reasons(key: CacheKey, earlier: Sequence[CacheKey]) -> tuple[int, tuple[Reason, ...]]:

@@ -5,6 +5,7 @@ import os
 import re
 import textwrap
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -208,6 +209,19 @@ RUNNING = """
     emit run/step --to hlo
     emit run/step --to python
 """
+
+
+def test_commands_enable_the_64_bit_types_that_a_recorded_script_had(cli, folder):
+    with jax.enable_x64(True), jaxprtool.record("run"):
+
+        @jax.jit
+        def step(x):
+            return x.sum()
+
+        step(jnp.ones(3))
+    assert "f64[3]" in cli("show", "run/step").out
+    assert cli("diff", "run/step", "run/step").code == 0
+    assert cli("show", "functions.py:wasteful").code == 0 and not jax.config.jax_enable_x64
 
 
 @pytest.mark.proof

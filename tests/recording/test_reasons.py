@@ -13,9 +13,10 @@ import pytest
 
 import jaxprtool
 from jaxprtool.recording.describe import CacheKey
-from jaxprtool.recording.reasons import difference_texts, nearest, reasons
-from jaxprtool.recording.recorded_run import Reason
+from jaxprtool.recording.reasons import difference_texts, nearest, reasons, recompile_advice
+from jaxprtool.recording.recorded_run import Function, Reason
 from tests.recording.recorded import Calls
+from tests.render.recorded import compilation
 
 
 def step(params, batch, lr=0.1, mask=None, training=True, size=1, rule=None):
@@ -323,6 +324,14 @@ def test_a_lambda_in_a_loop(calls):
     assert parts_of(reason) == ("function", "", "the lambda", "another lambda object")
     assert reason.line == "train.py:9"
     assert reason.advice == "train.py:9 led to 4 calls of jax.jit: make one, outside of any loop"
+
+
+def test_an_advice_names_its_line_once(calls):
+    reason = only(*(calls.key(lambda x: x, 1) for _ in range(4)))
+    compiled = compilation("f", 1.0, reasons=(reason,))
+    function = Function("f", "train.py:1", "train.py:9", (compiled, compiled))
+    (advice,) = recompile_advice([function])
+    assert advice.startswith("f was compiled 2 times: train.py:9 led to 4 calls")
 
 
 def test_a_loop_that_compiles_twice_is_detected_by_the_count_of_calls(calls):

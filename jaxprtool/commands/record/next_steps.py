@@ -21,6 +21,7 @@ from jaxprtool.commands.lint.lint import lint_programs
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.documents import listed, plural
 from jaxprtool.ir.program import Program
+from jaxprtool.recording.calls import UNTIL
 from jaxprtool.recording.reasons import compiled_again
 from jaxprtool.recording.recorded_run import Compilation, Function, NextStep, NotFinite, Run
 
@@ -56,14 +57,26 @@ def next_steps(
     """
     most = max(most_of_run * run.seconds, _LEAST_SECONDS)
     folder = shlex.quote(run.folder.rstrip("/"))
-    return (
+    steps = (
+        *_of_kept_calls(run, folder),
         *(_of_values(run, reads) for reads in list(dict.fromkeys(run.not_finite))[:_MOST]),
         *_of_programs(run, read, codes, folder, most),
         *list(_of_recompilations(run, folder))[:_MOST],
     )
+    return steps or tuple(_of_slowest(run, folder))
 
 
 # --- values that are not finite ---------------------------------------------------------------
+
+
+def _of_kept_calls(run: Run, folder: str) -> Iterator[NextStep]:
+    """Yield the functions whose NaN ended the script, with the command that finds its line."""
+    for function in run.functions:
+        ended = f" of {function.name} has a NaN ({UNTIL})"
+        if function.kept and any(ended in process.ending for process in run.processes):
+            text = f"the arguments of the call of {function.name} that made a NaN are kept"
+            command = f"jaxprtool nans {folder}/{shlex.quote(function.name)}"
+            yield NextStep("not_finite", text, command=command, program=function.name)
 
 
 def _of_values(run: Run, reads: NotFinite) -> NextStep:
@@ -189,9 +202,28 @@ def _of_recompilations(run: Run, folder: str) -> Iterator[NextStep]:
         if (found := compiled_again(function)) is None:
             continue
         text, advised = found
-        second = next(compilation for compilation in function.compilations if compilation.reasons)
+        again = [compilation for compilation in function.compilations if compilation.reasons]
+        second = next(filter(_may_differ, again), again[0])
         names = (shlex.quote(name) for name in (second.nearest, second.name))
         command = ""
-        if second.file and second.nearest:
+        if second.file and second.nearest and _may_differ(second):
             command = "jaxprtool diff " + " ".join(f"{folder}/{name}" for name in names)
         yield NextStep("again", text, advised.line, advised.advice, command, second.name)
+
+
+def _may_differ(compilation: Compilation) -> bool:
+    """Return True if the program of a compilation may differ from the earlier one."""
+    return any(reason.kind not in ("function", "cache") for reason in compilation.reasons)
+
+
+# --- nothing found ----------------------------------------------------------------------------
+
+
+def _of_slowest(run: Run, folder: str) -> Iterator[NextStep]:
+    """Yield the summary of the program that took longest to compile."""
+    compilations = (compilation for compilation in run.compilations if compilation.file)
+    slowest = max(compilations, key=lambda compilation: compilation.seconds, default=None)
+    if slowest is not None:
+        text = f"see the FLOPs, bytes, memory and gradient of {slowest.name}"
+        command = f"jaxprtool report {folder}/{shlex.quote(slowest.name)} -o report.html"
+        yield NextStep("lint", text, command=command, program=slowest.name)

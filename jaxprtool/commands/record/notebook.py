@@ -9,6 +9,7 @@ runs the cell, and shows what JAX compiled in it.
 from __future__ import annotations
 
 import contextlib
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,10 @@ from IPython.display import HTML, display
 
 from jaxprtool.commands.record.page import record_cell
 from jaxprtool.commands.record.record import record
+from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.recording.folder import PAGE, kept_calls_of
+from jaxprtool.recording.recorded_run import Run
 
 
 @magics_class
@@ -62,9 +65,20 @@ class RecordMagics(Magics):
                 result = _run_cell(self._shell, cell)
         except JaxprToolError as error:
             raise UsageError("\nhint: ".join(filter(None, (error.message, error.hint)))) from None
-        page = Path(recording.folder, PAGE)
-        display(HTML(record_cell(recording.run, str(page), page.read_text())))
+        display(_RecordedCell(recording.run, Path(recording.folder, PAGE)))
         result.raise_error()
+
+
+class _RecordedCell(HTML):  # type: ignore[misc]
+    """A run as HTML in a notebook, and as the summary of `record` in a terminal."""
+
+    def __init__(self, run: Run, page: Path) -> None:
+        super().__init__(record_cell(run, str(page), page.read_text()))
+        summary = run_summary(run, shutil.get_terminal_size().columns, str(page)).plain()
+        self._summary = summary.replace("\n    jaxprtool ", "\n    !jaxprtool ")
+
+    def __repr__(self) -> str:
+        return self._summary
 
 
 def _run_cell(shell: Any, cell: str) -> Any:

@@ -100,6 +100,8 @@ def run_summary(run: Run, width: int, page: str = "", top: int | None = None) ->
     if top is not None:
         return _summary(run, width, page, _RowLimits(top, top, top))
     for rows in _ROWS:
+        if len(run.functions) == rows.functions + 1:  # the row is no longer than `… 1 more`
+            rows = rows._replace(functions=rows.functions + 1)
         rendering = _summary(run, width, page, rows)
         if len(rendering.plain().splitlines()) <= SCREEN:
             break

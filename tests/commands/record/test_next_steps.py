@@ -50,10 +50,11 @@ def test_each_kind_of_finding_has_its_line_and_a_command(recorded):
         assert step.command.startswith(f"jaxprtool {words} ")
 
 
-def test_the_command_for_a_nan_records_the_script_again(recorded):
-    def unreadable(compilation):
-        raise ProgramFileError("damaged")
+def unreadable(compilation):
+    raise ProgramFileError("damaged")
 
+
+def test_the_command_for_a_nan_records_the_script_again(recorded):
     first, *_ = next_steps(recorded, unreadable)
     assert first.command == "jaxprtool record --keep step --until nan train.py --steps 2"
     other = next_steps(replace(recorded, command=("bash", "a b.sh")), unreadable)[0]
@@ -116,3 +117,36 @@ def test_report_writes_the_page_of_a_whole_run(cli, tmp_path, monkeypatch):
     assert "1 program" in (tmp_path / "page.html").read_text()
     failed = cli("report", "run", "-p", "dce")
     assert failed.code and "run/NAME" in failed.err
+
+
+def test_a_kept_call_with_a_nan_is_read_by_nans(recorded):
+    step = replace(recorded.functions[0], kept=1)
+    ending = "FloatingPointError: result of call 5 of step has a NaN (jaxprtool record --until)"
+    process = replace(recorded.processes[0], ending=ending)
+    run = replace(recorded, functions=(step,), processes=(process,), not_finite=())
+    first = next_steps(run, unreadable)[0]
+    assert first.command == "jaxprtool nans run/step" and first.kind == "not_finite"
+    run = replace(run, processes=recorded.processes)
+    assert next_steps(run, unreadable)[0].command != first.command
+
+
+def test_another_function_object_needs_no_diff(recorded):
+    once, again = recorded.functions[0].compilations
+    reason = replace(again.reasons[0], kind="function", path="")
+    repeated = replace(again, reasons=(reason,))
+    for compilations, command in (
+        ((once, repeated), ""),
+        ((once, repeated, again), "jaxprtool diff run/step run/step@2"),
+    ):
+        function = replace(recorded.functions[0], compilations=compilations)
+        *_, last = next_steps(replace(recorded, functions=(function,)), unreadable)
+        assert last.kind == "again" and last.command == command
+
+
+def test_a_run_without_findings_names_the_report_of_its_slowest_program(tmp_path):
+    with jaxprtool.record(str(tmp_path / "run")):
+        jax.jit(lambda x: x + 1)(jnp.ones(3))
+    run = replace(read_run(str(tmp_path / "run")), folder="run")
+    (step,) = run.next_steps
+    assert step.command.startswith("jaxprtool report ")
+    assert step.text == "see the FLOPs, bytes, memory and gradient of lambda"

@@ -39,7 +39,14 @@ def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
     assert "lambda" in cell.data
     assert "1 program" in cell.data
     assert Path("here/index.html").exists()
-    assert "What to do" not in cell.data
+    assert "<samp>!jaxprtool report here/lambda -o report.html</samp>" in cell.data
+
+
+def test_an_ipython_terminal_shows_the_summary(shell, shown):
+    shell.run_cell(CELL)
+    lines = repr(shown[0]).splitlines()
+    assert "compiling 2 programs" in lines[0] and "page: run/index.html" in lines
+    assert lines[-1] == "    !jaxprtool diff run/lambda run/lambda@2"
 
 
 def test_a_cell_ends_with_what_to_do(shell, shown):

@@ -13,7 +13,7 @@ from jaxprtool.commands.record.table import (
     recompiled,
     run_summary,
 )
-from jaxprtool.recording.recorded_run import Process, Reason, Run
+from jaxprtool.recording.recorded_run import NextStep, Process, Reason, Run
 from tests.render.recorded import HOSTILE, PROCESS, compilation, hostile, large, training
 
 
@@ -63,6 +63,13 @@ def test_a_list_that_is_too_long_ends_with_a_whole_item():
     text = shown(replace(training(), outside_jit=outside))
     (line,) = re.findall(r"compiled outside of jit.*?(?=\nPython)", text, re.DOTALL)
     assert re.search(r"linen_gpt\.py:\d+ \(38\), …$", line) and "… …" not in text
+
+
+def test_a_single_row_is_not_cut_to_a_line_that_counts_it():
+    steps = [NextStep("again", f"{n}", command="jaxprtool") for n in range(9)]
+    run = replace(training(), functions=training().functions[:2], next_steps=steps)
+    assert "init  model.py:9" in shown(run)
+    assert "init  model.py:9" not in shown(run, top=1)
 
 
 def test_long_names_keep_their_ends():

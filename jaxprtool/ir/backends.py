@@ -261,8 +261,8 @@ class JaxprCache:
     def of(self, jaxpr: AnyJaxpr) -> dict[Hashable, Any]:
         """Return the values kept for a jaxpr, by request."""
         key = anchor(jaxpr)
-        values = self._by_jaxpr.setdefault(key, {})
-        if len(values) > self._most:  # the old dictionary may still be in use
+        values = self._by_jaxpr.get(key)
+        if values is None or len(values) > self._most:  # the old dictionary may still be in use
             values = self._by_jaxpr[key] = {}
         return values
 

@@ -89,13 +89,19 @@ def holders(jaxpr: Jaxpr) -> list[tuple[JaxprEqn, list[tuple[str, Jaxpr]]]]:
 _flat = JaxprCache()
 
 
-def is_flat(jaxpr: Jaxpr) -> bool:
-    """Return True if no equation of an open jaxpr is a loop, branch or call, or holds jaxprs."""
+def is_flat(jaxpr: Jaxpr, old: Jaxpr | None = None) -> bool:
+    """Return True if no equation of an open jaxpr is a loop, branch or call, or holds jaxprs.
+
+    If it is made from an `old` one that is flat, equations that are also in that are not visited.
+    """
     cached = _flat.of(jaxpr)
     if "flat" not in cached:
-        names = {eqn.primitive.name for eqn in jaxpr.eqns}
+        eqns = set(jaxpr.eqns)
+        if old is not None and is_flat(old):
+            eqns.difference_update(old.eqns)
+        names = {eqn.primitive.name for eqn in eqns}
         cached["flat"] = views.keys().isdisjoint(names) and not any(
-            eqn.params and holds_jaxpr(eqn.params.values()) for eqn in jaxpr.eqns
+            eqn.params and holds_jaxpr(eqn.params.values()) for eqn in eqns
         )
     return bool(cached["flat"])
 

@@ -340,6 +340,8 @@ class Program:
 
     def replace(self, **changes: Any) -> Program:
         """Return a copy with some fields changed. Bounds of removed arguments are dropped."""
+        if "jaxpr" in changes:
+            changes["jaxpr"] = as_constants(changes["jaxpr"], self.jaxpr)
         result = replace(self, **changes)
         left = tuple(bound for bound in result.bounds if bound[0] in result.arg_names)
         return result if left == result.bounds else replace(result, bounds=left)
@@ -425,7 +427,7 @@ def type_check(program: Program, before: Program | None = None, *, preserves: bo
             checked = None
             if before is not None:
                 same_axes = before.axis_env == program.axis_env
-                checked = frozenset(map(id, _equations(before.jaxpr) if same_axes else ()))
+                checked = frozenset(_equations(before.jaxpr) if same_axes else ())
             jaxcompat.check_jaxpr(jaxcompat.open_jaxpr(jaxpr), checked, weak_types=preserves)
     except Exception as error:  # JAX's checker raises several exception types
         raise CheckError(f"{program.name} is not well typed: {_fault(error)}") from error
@@ -461,7 +463,10 @@ def _require_weak_types(program: Program, before: Program) -> None:
     for what in ("arguments", "results"):
         old_avals = dict(getattr(before, what))
         for name, aval in getattr(program, what):
-            old, new = (type_of(value, weak=True) for value in (old_avals.get(name, aval), aval))
+            was = old_avals.get(name, aval)
+            if was is aval:
+                continue
+            old, new = type_of(was, weak=True), type_of(aval, weak=True)
             if old.startswith("~") != new.startswith("~"):
                 raise CheckError(
                     f"{what[:-1]} '{name}' of {program.name} was {old} before, but is {new} now"

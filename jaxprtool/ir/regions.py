@@ -687,14 +687,14 @@ class Call(View):
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Call:
         body, per_operand, per_out = CALLS[eqn.primitive.name]
-        tuples = {k: v for k, v in eqn.params.items() if isinstance(v, tuple)}
+        params = eqn.params
         return cls(
             eqn,
             tuple(eqn.invars),
             tuple(eqn.outvars),
-            jaxcompat.close_jaxpr(eqn.params[body]),
-            {k: tuples[k] for k in per_operand if k in tuples},
-            {k: tuples[k] for k in per_out if k in tuples},
+            jaxcompat.close_jaxpr(params[body]),
+            {k: params[k] for k in per_operand if isinstance(params.get(k), tuple)},
+            {k: params[k] for k in per_out if isinstance(params.get(k), tuple)},
         )
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
@@ -828,6 +828,12 @@ def view(eqn: JaxprEqn) -> Any:
     return None if cls is None else cls.of(eqn)
 
 
+def called_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
+    """Return the body of a plain call; None for an equation of any other primitive."""
+    call = CALLS.get(eqn.primitive.name)
+    return None if call is None else jaxcompat.close_jaxpr(eqn.params[call[0]])
+
+
 def as_tuple(value: object) -> tuple[Any, ...]:
     """Return the values of a field that holds several values, or one, as a tuple."""
     return tuple(value) if isinstance(value, _SEQUENCES) else (value,)
@@ -918,14 +924,16 @@ def copies_of_body(eqn: JaxprEqn) -> int:
 
 def sub_jaxprs(eqn: JaxprEqn) -> Iterator[tuple[str, AnyJaxpr]]:
     """Yield each jaxpr in the equation's parameters, as held, with a path such as `branches[1]`."""
-    if eqn.primitive.name in High.primitives:
+    primitive, params = eqn.primitive.name, eqn.params
+    if primitive in CALLS:
+        name = CALLS[primitive][0]
+        yield name, params[name]
+    elif primitive in High.primitives:
         body = jaxcompat.high_body(eqn)
         yield from () if body is None else [("expand", body)]
-        return
-    if not holds_jaxpr(eqn.params.values()):
-        return
-    for name in sorted(eqn.params):
-        yield from _jaxprs_in(name, eqn.params[name])
+    elif holds_jaxpr(params.values()):
+        for name in sorted(params):
+            yield from _jaxprs_in(name, params[name])
 
 
 #: The path of the body that runs, for primitives that hold others for their derivatives.
@@ -955,7 +963,7 @@ def holds_jaxpr(values: Iterable[Any]) -> bool:
     """
     for value in values:
         kind = _KINDS[type(value)]
-        if kind == _HOLDER or (kind == _SEQUENCE and value and holds_jaxpr(value)):
+        if kind and (kind == _HOLDER or holds_jaxpr(value)):
             return True
     return False
 

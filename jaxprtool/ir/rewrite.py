@@ -336,26 +336,26 @@ class Writer:
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
             names[var] = self.constant(const, var.aval)
         source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
-        for eqn in jaxpr.eqns:
+        for eqn in jaxpr.eqns:  # written for speed: most have no effects
             ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
             outs = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
-            changes: dict[str, Any] = {}
-            if eqn.effects:
-                names.update(zip(eqn.outvars, outs, strict=True))
-                changes["effects"] = jaxcompat.renamed_effects(eqn.effects, names)
-            if any(eqn.params.get("donated_invars", ())):
+            names.update(zip(eqn.outvars, outs, strict=True))
+            effects, params = eqn.effects, eqn.params
+            if effects:
+                effects = jaxcompat.renamed_effects(effects, names)
+            if "donated_invars" in params and any(params["donated_invars"]):
                 # JAX ignores the donation of a call inside a call; in this body it would not.
-                changes["params"] = {**eqn.params, "donated_invars": (False,) * len(ins)}
+                params = {**params, "donated_invars": (False,) * len(ins)}
             source = source_of(eqn.source_info)
-            new = eqn.replace(invars=ins, outvars=outs, source_info=source, **changes)
-            atoms: Sequence[Atom] | None = None
+            new = JaxprEqn(ins, outs, eqn.primitive, params, effects, source, eqn.ctx)
             if rule is not None:
                 num_eqns, num_consts = len(self.eqns), len(self.constvars)
-                atoms = rule(new)
-                if atoms is None:
-                    self.rollback(num_eqns, num_consts)
-                    new = self._inside(new) if self._outside_in else new
-            names.update(zip(eqn.outvars, self.add(new) if atoms is None else atoms, strict=True))
+                if (atoms := rule(new)) is not None:
+                    names.update(zip(eqn.outvars, atoms, strict=True))
+                    continue
+                self.rollback(num_eqns, num_consts)
+                new = self._inside(new) if self._outside_in else new
+            self.add(new)
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
 
     def constant(self, value: object, aval: Aval) -> Atom:
@@ -586,15 +586,20 @@ def _with_constants(
 _known = JaxprCache()
 
 
-def as_constants(jaxpr: AnyJaxpr) -> AnyJaxpr:
+def as_constants(jaxpr: AnyJaxpr, old: AnyJaxpr | None = None) -> AnyJaxpr:
     """Return a jaxpr, closed or open, in which array literals are constants.
 
     Bodies of primitives without a structured view are left alone.
 
+    Args:
+        jaxpr: The jaxpr.
+        old: One from which it is made. If that has no array literals, equations in both are not
+            visited.
+
     Returns:
         The jaxpr, the same object for the same jaxpr; `jaxpr` itself if it has no array literals.
     """
-    if not _has_literals(jaxpr):
+    if not _has_literals(jaxpr, old):
         return jaxpr
     cached, request = _known.of(jaxpr), ("without", type(jaxpr))
     if request not in cached:
@@ -606,15 +611,17 @@ def _is_array(atom: Atom) -> bool:
     return type(atom) is Literal and bool(getattr(atom.aval, "shape", ()))
 
 
-def _has_literals(jaxpr: AnyJaxpr) -> bool:
+def _has_literals(jaxpr: AnyJaxpr, old: AnyJaxpr | None = None) -> bool:
     cached = _known.of(jaxpr)
     has_literals = cached.get("has")
     if has_literals is None:
-        body = jaxcompat.open_jaxpr(jaxpr)
-        operands = [v for eqn in body.eqns for v in eqn.invars if type(v) is Literal]
+        body, eqns = jaxcompat.open_jaxpr(jaxpr), set(jaxpr.eqns)
+        if old is not None and not _has_literals(old):
+            eqns.difference_update(old.eqns)
+        operands = [v for eqn in eqns for v in eqn.invars if type(v) is Literal]
         has_literals = any(map(_is_array, (*operands, *body.outvars)))
-        if not has_literals and not is_flat(body):
-            has_literals = any(_has_literals(inner) for eqn in body.eqns for inner in _bodies(eqn))
+        if not has_literals and not is_flat(body, old and jaxcompat.open_jaxpr(old)):
+            has_literals = any(_has_literals(inner) for eqn in eqns for inner in _bodies(eqn))
         cached["has"] = has_literals
     return has_literals
 

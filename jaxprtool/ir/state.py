@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -128,12 +129,30 @@ def _classes(*names: str) -> tuple[type, ...]:
     return tuple(cls for name in names if (cls := getattr(nnx, name, None)) is not None)
 
 
+@lru_cache(maxsize=1024)
+def _is_subclass(cls: type, *names: str) -> bool | None:
+    """Return True for a subclass of an NNX class, and None if only `isinstance` knows, slowly.
+
+    It says that some traced values, and objects of other classes of Flax, are Variables too.
+    """
+    if issubclass(cls, _classes(*names)):
+        return True
+    from_flax = any(base.__module__.startswith("flax.") for base in cls.__mro__)
+    return None if from_flax or issubclass(cls, jax.core.Tracer) else False
+
+
+def _is_instance(node: object, *names: str) -> bool:
+    cls: Any = type(node)
+    answer = _is_subclass(cls, *names)
+    return isinstance(node, _classes(*names)) if answer is None else answer
+
+
 def _is_variable(node: object) -> bool:
-    return isinstance(node, _classes("Variable"))
+    return _is_instance(node, "Variable")
 
 
 def _is_object(node: object) -> bool:
-    return isinstance(node, _classes("Variable", "Pytree"))
+    return _is_instance(node, "Variable", "Pytree")
 
 
 def has_objects(tree: Any) -> bool:
@@ -309,6 +328,8 @@ class _ArgumentOrigins:
 
 def _updated(old: Any, new: Any) -> Any:
     """Update an object in place with the state of another, and return it or its replacement."""
+    if old is new:
+        return old
     if _is_variable(old) and type(old) is type(new):
         if old.get_raw_value() is not new.get_raw_value():
             old.update_from_state(new)

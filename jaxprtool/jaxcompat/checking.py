@@ -80,7 +80,7 @@ _BODIES_NOT_CHECKED = frozenset(
 
 
 def check_jaxpr(
-    jaxpr: Jaxpr, known: frozenset[int] | None = None, *, weak_types: bool = False
+    jaxpr: Jaxpr, known: frozenset[JaxprEqn] | None = None, *, weak_types: bool = False
 ) -> None:
     """Check an open jaxpr with JAX's type checker, and each body in it, at every depth, once.
 
@@ -90,8 +90,8 @@ def check_jaxpr(
 
     Args:
         jaxpr: The jaxpr.
-        known: The `id` of each equation that JAX's checker accepts in the present context, outside
-            of bodies that bind axes. Of other equations that are alike, one is checked. If None,
+        known: The equations that JAX's checker accepts in the present context, outside of bodies
+            that bind axes. Of other equations that are alike, one is checked. If None,
             all are checked.
         weak_types: Check that the results of the other equations, and constants, have the weak
             types that they are annotated with. JAX's checker does not check those.
@@ -168,11 +168,14 @@ class _FastCheck:
     know.
     """
 
-    def __init__(self, known: frozenset[int], weak_types: bool):
+    def __init__(self, known: frozenset[JaxprEqn], weak_types: bool):
         self._known = known
         self._weak_types = weak_types
         self._setting = config.trace_context()
         self._alike: set[Hashable] = set()
+        # Operations by number, and the numbers of objects, which equations here keep alive.
+        self._operations: dict[Hashable, int] = {}
+        self._operation_ids: dict[Hashable, tuple[int, JaxprEqn]] = {}
         # Types by number, and the numbers of type objects, which are kept alive here for their ids.
         self._numbers: dict[Aval, int] = {}
         self._by_id: dict[int, tuple[int, Aval]] = {}
@@ -189,7 +192,7 @@ class _FastCheck:
             for x in eqn.invars:
                 if type(x) is not Literal and x not in bound:
                     return False
-            if (id(eqn) not in known or eqn.effects) and not self._fits(eqn, jaxpr, setting):
+            if (eqn not in known or eqn.effects) and not self._fits(eqn, jaxpr, setting):
                 return False
             for v in eqn.outvars:
                 if v in bound:
@@ -224,10 +227,9 @@ class _FastCheck:
 
     def _key(self, eqn: JaxprEqn, setting: object) -> Hashable:
         """Return a key that equations share if they are alike. Raises TypeError for refs."""
-        values = tuple(eqn.params.values())
         return (
-            (setting, eqn.ctx, eqn.primitive, tuple(eqn.params), values),
-            tuple([nested_type(v) if isinstance(v, tuple) else type(v) for v in values]),
+            setting,
+            self._operation(eqn),
             tuple(
                 [
                     (self._number(x.aval), *_literal(x))
@@ -238,6 +240,18 @@ class _FastCheck:
             ),
             tuple([self._number(v.aval) for v in eqn.outvars]),
         )
+
+    def _operation(self, eqn: JaxprEqn) -> int:
+        """Return the number of an equation's primitive, context and parameters."""
+        ids = eqn.primitive, id(eqn.ctx), id(eqn.params)
+        entry = self._operation_ids.get(ids)
+        if entry is None:
+            values = tuple(eqn.params.values())
+            types = [nested_type(v) if isinstance(v, tuple) else type(v) for v in values]
+            operation = eqn.primitive, eqn.ctx, tuple(eqn.params), values, *types
+            number = self._operations.setdefault(operation, len(self._operations))
+            entry = self._operation_ids[ids] = number, eqn
+        return entry[0]
 
     def _number(self, aval: Aval) -> int:
         """Return the number of a type. Raises TypeError for a ref's: refs must be distinct."""

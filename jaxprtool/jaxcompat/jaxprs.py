@@ -338,7 +338,9 @@ def inline_as_word(inline: Any) -> bool | str:
     """Return how a jit is inlined: False (as JAX decides), True (immediately), or another way."""
     if _Inline is None or isinstance(inline, bool):
         return bool(inline)
-    return {_Inline.AUTO: False, _Inline.JAX_EARLY: True}.get(inline, inline.value)
+    if inline is _Inline.AUTO:
+        return False
+    return inline is _Inline.JAX_EARLY or inline.value
 
 
 def inline_of_word(word: bool | str) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
+from operator import is_not
 from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
@@ -203,8 +204,8 @@ def _mapped(jaxpr: AnyJaxpr, around: str | None, rule: _Rule, cache: _Known) -> 
     results, key = cache.setdefault(lasting, {}), (type(jaxpr), around)
     if key not in results:
         eqns = [rule(eqn, around) if _may_change(eqn) else eqn for eqn in jaxpr.eqns]
-        same = all(new is old for new, old in zip(eqns, jaxpr.eqns, strict=True))
-        results[key] = None if same else replace_jaxpr(jaxpr, eqns=eqns)
+        changed = any(map(is_not, eqns, jaxpr.eqns))
+        results[key] = replace_jaxpr(jaxpr, eqns=eqns) if changed else None
     return results[key] or jaxpr
 
 
@@ -212,13 +213,13 @@ def _may_change(eqn: JaxprEqn) -> bool:
     """Return True for a marked call, or an equation with jaxprs. Fast, as all traces call it."""
     if eqn.ctx.xla_metadata or isinstance(eqn.primitive, MarkedCall):
         return True
-    for value in eqn.params.values():
-        if type(value) is tuple:
-            if value and type(value[0]) is not int and any(isinstance(x, _JAXPRS) for x in value):
-                return True
-        elif isinstance(value, _JAXPRS):
-            return True
-    return False
+    return any(map(_holds_jaxpr, eqn.params.values()))
+
+
+def _holds_jaxpr(value: object) -> bool:
+    if type(value) is tuple:
+        return not _JAXPRS.isdisjoint(map(type, value))
+    return type(value) in _JAXPRS
 
 
 def _equation_for_jax(eqn: JaxprEqn, around: str | None) -> JaxprEqn:
@@ -246,18 +247,18 @@ def _with_bodies(eqn: JaxprEqn, change: Callable[[AnyJaxpr], AnyJaxpr]) -> Jaxpr
     """Return an equation with its jaxprs changed; the same object if none changes."""
     new = {}
     for key, value in eqn.params.items():
-        if isinstance(value, _JAXPRS):
-            changed: Any = change(value)
-            if changed is not value:
+        if not _holds_jaxpr(value):
+            continue
+        if type(value) is tuple:
+            changed: Any = tuple(change(x) if type(x) in _JAXPRS else x for x in value)
+            if any(map(is_not, changed, value)):
                 new[key] = changed
-        elif type(value) is tuple and any(isinstance(x, _JAXPRS) for x in value):
-            changed = [change(x) if isinstance(x, _JAXPRS) else x for x in value]
-            if any(a is not b for a, b in zip(changed, value, strict=True)):
-                new[key] = tuple(changed)
+        elif (changed := change(value)) is not value:
+            new[key] = changed
     return eqn.replace(params={**eqn.params, **new}) if new else eqn
 
 
-_JAXPRS = Jaxpr, ClosedJaxpr
+_JAXPRS = frozenset((Jaxpr, ClosedJaxpr))
 
 
 def jaxpr_as_fun(closed: ClosedJaxpr) -> Callable[..., list[Any]]:

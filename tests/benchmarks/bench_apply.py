@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
@@ -32,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.ir.program import Program, type_check
-from tests.benchmarks.models import transformer_loss, transformer_shapes
+from tests.benchmarks.models import small_jits, transformer_loss, transformer_shapes
 
 LANES = 8
 
@@ -145,6 +146,22 @@ def main() -> None:
         lambda _: dce(fresh(half)),
         False,
     )
+    for count in (10**3, 10**4):
+        jits = trace(small_jits(count), jax.ShapeDtypeStruct((8,), jnp.float32))
+        wide = jax.ShapeDtypeStruct((LANES, 8), jnp.float32)
+
+        def batch_of_jits(_: Program, jits: Program = jits) -> Any:
+            return fresh(jits).apply(f"batch(0, axis_size={LANES})")
+
+        def vmap_of_jits(_: Program, jits: Program = jits, wide: Any = wide) -> Any:
+            return jax.make_jaxpr(jax.vmap(jaxcompat.jaxpr_as_fun(fresh(jits).jaxpr)))(wide)
+
+        rows[f'apply("dce"), {count:,} jits'] = (
+            lambda _, jits=jits: fresh(jits).apply("dce"),
+            lambda _, jits=jits: dce(fresh(jits)),
+            False,
+        )
+        rows[f'apply("batch"), {count:,} jits, warm'] = batch_of_jits, vmap_of_jits, False
     rows["the check after cse"] = (
         lambda p: type_check(after, program),
         lambda p: type_check(after),

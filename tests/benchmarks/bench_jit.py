@@ -10,11 +10,13 @@ Times are CPU times of the calling thread, so that other load on the machine mat
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import statistics
 import sys
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from rich.table import Table
 from jaxprtool import trace
 from jaxprtool.api.jit import jit
 from jaxprtool.passes.framework import pipeline
+from tests.benchmarks.models import small_jits
 from tests.programs.same import count_equations
 
 TRANSFORMS = {
@@ -113,6 +116,35 @@ def warm_table(passes: str, rounds: int) -> Table:
     return table
 
 
+def nnx_table(rounds: int) -> Table:
+    """Compare calls with Flax NNX objects with `nnx.jit`."""
+    import optax
+    from flax import nnx
+
+    def layer(model: Any, x: Any) -> Any:
+        return model(x)
+
+    def step(model: Any, optimizer: Any, x: Any) -> Any:
+        loss, gradient = nnx.value_and_grad(lambda m: jnp.square(m(x)).mean())(model)
+        optimizer.update(model, gradient)
+        return loss
+
+    def state() -> tuple[Any, Any]:
+        layers = (nnx.Linear(16, 16, rngs=nnx.Rngs(i)) for i in range(2))
+        model = nnx.Sequential(*layers)
+        return model, nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+
+    x, table = jnp.ones((4, 16)), Table("warm call, NNX", "ours µs", "nnx.jit µs", "ratio")
+    for name, fun, count in (("a model", layer, 1), ("a training step", step, 2)):
+        ours, theirs = (
+            functools.partial(jitted, *state()[:count], x)
+            for jitted in (jit(nnx.jit(fun)), nnx.jit(fun))
+        )
+        a, b, ratio = warm(ours, theirs, (), rounds)
+        table.add_row(name, f"{a:.1f}", f"{b:.1f}", f"{ratio:.3f}")
+    return table
+
+
 # --- tracing --------------------------------------------------------------------------------------
 
 
@@ -127,12 +159,33 @@ def trace_table(pipelines: list[str], layers: int, rounds: int) -> Table:
             made = jit(fun, passes=passes)
             found = seconds(lambda made=made: made.trace(*args))  # type: ignore[misc]
             times.setdefault(f"ours, '{passes}'", []).append(found)
-    table = Table(f"tracing a gradient of {layers} layers", "seconds", "ratio to jax.jit")
+    return ratios(f"tracing a gradient of {layers} layers", times)
+
+
+def small_jits_table(pipelines: list[str], count: int, rounds: int) -> Table:
+    """Trace calls of jitted functions whose bodies JAX has traced before."""
+    chain, x = small_jits(count), jax.ShapeDtypeStruct((8,), jnp.float32)
+    times: dict[str, list[float]] = {}
+    for number in range(rounds + 1):
+        for passes in (None, *pipelines):
+
+            def fun(x: Any) -> Any:  # a new function: JAX caches traces
+                return chain(x)
+
+            jitted = jax.jit(fun) if passes is None else jit(fun, passes=passes)
+            taken = seconds(lambda jitted=jitted: jitted.trace(x))  # type: ignore[misc]
+            if number:  # the first round is a warm-up
+                name = "jax.jit" if passes is None else f"ours, '{passes}'"
+                times.setdefault(name, []).append(taken)
+    return ratios(f"tracing {count:,} small jits", times)
+
+
+def ratios(title: str, times: dict[str, list[float]]) -> Table:
+    table = Table(title, "seconds", "ratio to jax.jit")
     base = statistics.median(times["jax.jit"])
-    for name, found in times.items():
-        table.add_row(
-            name, f"{statistics.median(found):.3f}", f"{statistics.median(found) / base:.2f}"
-        )
+    for name, taken in times.items():
+        median = statistics.median(taken)
+        table.add_row(name, f"{median:.4f}", f"{median / base:.2f}")
     return table
 
 
@@ -172,6 +225,10 @@ def main() -> None:
     console = Console(width=120)
     console.print(f"JAX {jax.__version__}")
     console.print(warm_table("dce", max(options.rounds * 4, 9)))
+    if find_spec("flax") and find_spec("optax"):
+        console.print(nnx_table(max(options.rounds * 4, 9)))
+    for count in (10**3, 10**4):
+        console.print(small_jits_table(["-O0", "dce", *options.passes], count, options.rounds))
     console.print(trace_table(["-O0", "dce", *options.passes], options.layers, options.rounds))
     console.print(transform_table(options.layers, options.rounds))
 

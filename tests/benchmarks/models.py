@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -46,6 +47,21 @@ def transformer_shapes(layers: int) -> tuple[Any, Any]:
     shapes = {name: spec(64, 64) for name in ("q", "k", "v", "o")}
     shapes |= {"norm1": spec(64), "norm2": spec(64), "up": spec(64, 256), "down": spec(256, 64)}
     return [shapes] * layers, spec(32, 64)
+
+
+def small_jits(count: int) -> Callable[[Any], Any]:
+    """Return a function of f32[8] that calls `count` small jitted functions, one after the other.
+
+    JAX traces their bodies only once.
+    """
+    functions = [jax.jit(lambda x, i=i: jnp.sin(x) * (i + 1.0) + x) for i in range(count)]
+
+    def chain(x):
+        for function in functions:
+            x = function(x)
+        return x
+
+    return chain
 
 
 def synthetic(size: int, live_every: int = 2) -> Any:

@@ -144,6 +144,16 @@ def test_an_array_is_one_constant_however_often_it_is_read(simplified):
     assert memory(program).constant_bytes == W.nbytes + TABLE.nbytes
 
 
+@pytest.mark.parametrize("function", [lambda x: x @ W, jax.jit(lambda x: x @ W)])
+def test_array_literals_next_to_equations_without_become_constants(simplified, function):
+    whole = jax.make_jaxpr(lambda x: function(jnp.sin(x)))(X)
+    first = whole.eqns[:1]
+    start = jaxcompat.replace_jaxpr(whole, eqns=first, outvars=first[0].outvars)
+    program = jaxprtool.trace(jnp.sin, X).replace(jaxpr=start).replace(jaxpr=whole)
+    assert literals(whole) and not literals(program.jaxpr)
+    np.testing.assert_allclose(program(X), jnp.sin(X) @ W, rtol=1e-6)
+
+
 def test_bodies_that_calls_share_stay_shared(simplified):
     inner = jax.jit(lambda x: x @ W)
     program = jaxprtool.trace(lambda x: inner(inner(x)), X)

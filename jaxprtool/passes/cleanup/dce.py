@@ -25,11 +25,11 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import holds_jaxpr, keep, regions, views
+from jaxprtool.ir.regions import called_body, holds_jaxpr, keep, regions, views
 from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.framework.base import Pass
 
 #: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is called only if a result
@@ -191,14 +191,14 @@ def _live_equations(
     refs = _Refs.of(jaxpr, live_inputs, live)
     jax_rules, kept = jaxcompat.jax_dce_rules, []
     is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
-    rules: dict[str, DceRule | None] = {}  # looked up once per name: the tables load plug-ins
-    for eqn in reversed(jaxpr.eqns):
-        outs = eqn.outvars
-        name = eqn.primitive.name
-        if name not in rules:
-            rules[name] = _rule_of(name)
-        rule = rules[name]
-        asks_jax = rule is None and eqn.primitive in jax_rules
+    # Looked up once per primitive: the tables load plug-ins.
+    rules: dict[Primitive, tuple[DceRule | None, bool]] = {}
+    for eqn in reversed(jaxpr.eqns):  # written for speed: most equations have no rule
+        outs, primitive = eqn.outvars, eqn.primitive
+        if primitive not in rules:
+            rule = _rule_of(primitive.name)
+            rules[primitive] = rule, rule is None and primitive in jax_rules
+        rule, asks_jax = rules[primitive]
         # A rule of JAX may keep an equation without effects: that of `free_ref` does.
         dead = () if asks_jax or not eqn.effects else refs.dead(eqn)
         unused = not asks_jax and live.isdisjoint(outs)
@@ -287,6 +287,10 @@ def dce_regions(
     An operand is used if a body reads it. A result of a body is used if the value it becomes, or
     the carry it replaces in the next iteration, is used. Iterates to a fixed point.
     """
+    if (called := called_body(eqn)) is not None:  # no fixed point, and often no change
+        body, flags = dce_body(called, used_outputs, live_inputs=live_inputs)
+        if body is called and all(used_outputs) and all(flags):
+            return flags, eqn
     inside = regions(eqn)
     if inside is None:
         return _fallback(used_outputs, live_inputs, eqn)

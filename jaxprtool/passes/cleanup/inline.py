@@ -37,7 +37,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.equations import Contains, bodies, is_flat
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import view
+from jaxprtool.ir.regions import called_body, view
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
@@ -105,8 +105,10 @@ class Inline(Pass):
             """Return the body of a call that may be inlined; None for every other equation."""
             if traits(eqn).call not in self.calls or (not self.force and has_own_settings(eqn)):
                 return None
-            seen = view(eqn)  # a `custom_vmap` has no view: its body is the function itself
-            body = jaxcompat.close_jaxpr(eqn.params["call"]) if seen is None else seen.body
+            body = called_body(eqn)
+            if body is None:  # a `custom_vmap` has no view: its body is the function itself
+                seen = view(eqn)
+                body = jaxcompat.close_jaxpr(eqn.params["call"]) if seen is None else seen.body
             if scope_of(eqn) is not None and sows(body):
                 return None
             return body if len(body.constvars) == len(body.consts) else None
@@ -118,7 +120,8 @@ class Inline(Pass):
                 body = opened(eqn)
                 if body is None or jaxcompat.open_jaxpr(body) in stay or not writer.can_hold(body):
                     return None
-                return writer.splice(body, eqn.invars, eqn, rule=rule)
+                calls_inside = not is_flat(jaxcompat.open_jaxpr(body))
+                return writer.splice(body, eqn.invars, eqn, rule=rule if calls_inside else None)
 
             return rule
 
@@ -174,6 +177,6 @@ def has_own_settings(call: JaxprEqn) -> bool:
         or p["keep_unused"]
         or bool(p["compiler_options_kvs"])
         or not all(map(jaxcompat.is_unspecified, (*p["in_shardings"], *p["out_shardings"])))
-        or any(layout is not None for layout in (*p["in_layouts"], *p["out_layouts"]))
+        or not {*p["in_layouts"], *p["out_layouts"]} <= {None}
         or jaxcompat.inline_as_word(p["inline"]) not in _INLINEABLE
     )

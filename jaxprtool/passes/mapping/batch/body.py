@@ -471,13 +471,13 @@ def _jit(builder: BatchBodyBuilder, eqn: JaxprEqn) -> bool:
     inside, axis = regions(eqn), builder.domain.axis
     solution = None if inside is None else solve(builder, inside)
     assert inside is not None and solution is not None
-    call, ins, outs = Call.of(eqn), solution.operands, solution.results
-    write(
-        builder,
-        solution,
-        operand_params=_laid_out(call.operand_params, "in", call.operands, ins, eqn, axis),
-        out_params=_laid_out(call.out_params, "out", call.outs, outs, eqn, axis),
-    )
+    call = inside.view
+    assert isinstance(call, Call)
+    ins = _laid_out(call.operand_params, "in", call.operands, solution.operands, eqn, axis)
+    outs = _laid_out(call.out_params, "out", call.outs, solution.results, eqn, axis)
+    changes = {"operand_params": ins, "out_params": outs}
+    same = ins is call.operand_params and outs is call.out_params
+    write(builder, solution, **({} if same else changes))
     return True
 
 
@@ -489,9 +489,14 @@ def _laid_out(
     eqn: JaxprEqn,
     axis: Axis,
 ) -> Layouts:
-    """Return the parameters of a jit for operands, or results, with their batch dimensions."""
+    """Return the parameters of a jit for operands, or results, with their batch dimensions.
+
+    They are the same object if none changes.
+    """
     if any(layout is not None for layout in params[f"{side}_layouts"]):
         raise batch_error(eqn, "Concrete layouts are not supported for vmap(jit).")
+    if all(map(jaxcompat.is_unspecified, params[f"{side}_shardings"])):
+        return params
     shardings = tuple(
         sharding
         if dim is None or jaxcompat.is_unspecified(sharding)

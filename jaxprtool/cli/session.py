@@ -202,7 +202,7 @@ class FunctionOptions:
         options.target_argument(
             "TARGET",
             "The function: package.module:function or path/file.py:function; or a program: "
-            "file.jaxpr, or - for stdin.",
+            "file.jaxpr, run/step of a recorded run, or - for stdin; run/step:loss is loss in it.",
         ),
     ]
     args: Annotated[

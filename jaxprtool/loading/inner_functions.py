@@ -190,10 +190,9 @@ def _equations(part: Part) -> Iterator[JaxprEqn]:
 
 def _names(program: Program) -> dict[str, None]:
     """Return the names of the functions that the equations of a program come from."""
-    jaxprs = [jaxpr for jaxpr, _ in _jaxprs(program)]
     reader = ScopeReader(program.roots)
     names = dict[str, None]()
-    for jaxpr in jaxprs:
+    for jaxpr, _ in _jaxprs(program):
         for eqn in jaxpr.eqns:
             names.update(dict.fromkeys(sorted(reader.functions(eqn))))
     names.pop(program.name, None)

@@ -18,11 +18,12 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.machinery import PathFinder
+from itertools import chain
 from typing import Any
 
 from jaxprtool.cli.config_file import found_file, target_names
 from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
-from jaxprtool.recording.folder import is_run, program_names
+from jaxprtool.recording.folder import is_run, processes, program_names, run_and_program
 
 # --- completion -----------------------------------------------------------------------------------
 # Shell completion of targets and pass names, without importing JAX or a user's module.
@@ -32,7 +33,7 @@ MAX_FILE = 1_000_000
 
 
 def complete_target(incomplete: str) -> list[str]:
-    """Return targets with this prefix: folders, files, `file.py:function`, `run/step`."""
+    """Return targets with this prefix: folders, files, `file.py:function`, `run/step:loss`."""
     if ":" not in incomplete and is_run(os.path.dirname(incomplete)):
         run = os.path.dirname(incomplete)
         names = [os.path.join(run, name) for name in program_names(run)]
@@ -40,10 +41,26 @@ def complete_target(incomplete: str) -> list[str]:
     if ":" not in incomplete:
         return _paths(incomplete)
     place, _, typed = incomplete.partition(":")
+    if files := _program_files(place):
+        names = sorted(set(chain.from_iterable(map(_functions_inside, files))))
+        return [f"{place}:{name}" for name in names if name.startswith(typed)]
     path = place if place.endswith(".py") else place.replace(".", "/") + ".py"
     if not os.path.exists(path):
         path = place.replace(".", "/") + "/__init__.py"
     return [f"{place}:{name}" for name in _functions(path) if name.startswith(typed)]
+
+
+def _program_files(place: str) -> list[str]:
+    """Return the files of a program: `step.jaxpr`, or `run/step` of a recorded run."""
+    if place.endswith(".jaxpr"):
+        return [place]
+    run, name = run_and_program(place) or ("", "")
+    return [os.path.join(process, f"{name}.jaxpr") for process in processes(run)] if name else []
+
+
+def _functions_inside(path: str) -> list[str]:
+    """Return the names that a program file has of functions, behind their lines: `a.py:3 (f)`."""
+    return re.findall(r":\d+ \((?:[\w<>]+\.)*(\w+)\)", _read(path))
 
 
 def _paths(typed: str) -> list[str]:
@@ -73,14 +90,23 @@ def _paths(typed: str) -> list[str]:
 def _functions(path: str) -> list[str]:
     """Return the public names that a module binds to functions or call results, not CONSTANTS."""
     try:
-        if os.path.getsize(path) > MAX_FILE:
-            return []
-        with open(path, encoding="utf-8") as file, warnings.catch_warnings(action="ignore"):
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(_read(path))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
     names = dict.fromkeys(_names(tree))
     return [name for name in names if not name.startswith("_") and not name.isupper()]
+
+
+def _read(path: str) -> str:
+    """Return the text of a file; "" if it is too large, or cannot be read."""
+    try:
+        if os.path.getsize(path) > MAX_FILE:
+            return ""
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return ""
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

@@ -202,7 +202,7 @@ class FunctionOptions:
         options.target_argument(
             "TARGET",
             "The function: package.module:function or path/file.py:function; or a program: "
-            "file.jaxpr, or - for stdin.",
+            "file.jaxpr, run/step of a recorded run, or - for stdin; run/step:loss is loss in it.",
         ),
     ]
     args: Annotated[
@@ -329,7 +329,7 @@ class FunctionOptions:
 
         def on_mesh(explicit: bool) -> TracedTarget:
             mesh_set = self.tracing.mesh_set(explicit, virtual)
-            kept = None if self._is_file else kept_targets.get()
+            kept = None if self._reads_files else kept_targets.get()
             options = types, symbolic, axis_env, auto, explicit, virtual
             key = repr((self.target, self.args, self.tracing, options, _of_tracing(pipeline)))
             with self._for_functions(mesh_set), contextlib.redirect_stdout(sys.stderr):
@@ -443,6 +443,11 @@ class FunctionOptions:
         from jaxprtool.api.targets import is_file
 
         return is_file(self.target)
+
+    @property
+    def _reads_files(self) -> bool:
+        """Whether the program or its arguments come from files, which may change."""
+        return self._is_file or "load(" in f"{self.target} {self.args}".replace(" ", "")
 
     def _for_functions(self, mesh_set: MeshSet) -> contextlib.AbstractContextManager[object]:
         """Set a mesh if TARGET is a function. A program file is read without one."""

@@ -138,7 +138,7 @@ def place_on_mesh(program: Program, arguments: Sequence[Any], mesh: Mesh) -> lis
 
 def _placed(value: Any, aval: Any, placement: Any, mesh: Mesh) -> Any:
     sharding = getattr(placement, "sharding", placement)  # that of a layout
-    if isinstance(sharding, NamedSharding) and not sharding.mesh.empty:
+    if isinstance(sharding, NamedSharding) and _is_traced_for(aval, sharding.mesh):
         concrete = sharding.mesh if isinstance(sharding.mesh, Mesh) else mesh
         kind = sharding.memory_kind
         return jax.device_put(value, NamedSharding(concrete, sharding.spec, memory_kind=kind))
@@ -162,10 +162,20 @@ def spread(program: Program, values: Sequence[Any]) -> list[Any]:
         if isinstance(value, jax.Array | np.ndarray)
         and is_over_devices(placement)
         and isinstance(mesh := getattr(placement, "mesh", None), Mesh)
-        and not mesh.empty
+        and _is_traced_for(aval, mesh)
         else value
-        for value, placement in zip(values, asked, strict=True)
+        for value, aval, placement in zip(values, program.in_avals, asked, strict=True)
     ]
+
+
+def _is_traced_for(aval: Any, mesh: Mesh | AbstractMesh) -> bool:
+    """Return True if an argument of a program may be sharded over a mesh that `jax.jit` states.
+
+    An array on Explicit axes has its sharding in its type. If the program was traced for a type
+    without, only `jax.jit` may shard it.
+    """
+    has_types = AxisType.Explicit in mesh.axis_types
+    return not mesh.empty and not (has_types and mesh_of(aval) is None)
 
 
 def mesh_of(value: object) -> Any:

@@ -97,11 +97,15 @@ class ScopeReader:
 
         A scope has at least two equations, and is not the only part of the scope around it.
         """
+        return _tidy(self.calls(jaxpr))
+
+    def calls(self, jaxpr: Jaxpr) -> list[Part]:
+        """Return the equations of a jaxpr, in order, as a tree of all scopes and calls."""
         name = jaxpr.debug_info.func_name
         functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
         names = [self._name_scopes(eqn) for eqn in jaxpr.eqns]
         paths = _with_name_scopes(list(zip(names, functions, strict=True)))
-        return _tidy(self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0))
+        return self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0)
 
     def paths(self, jaxpr: Jaxpr) -> list[tuple[str, ...]]:
         """Return the names of the scopes around each equation of a jaxpr, the outermost first."""

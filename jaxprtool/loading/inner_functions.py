@@ -137,7 +137,7 @@ def _traced_calls(program: Program, name: str) -> Iterator[InnerFunction]:
     """Yield the calls of a function, or the scopes of a name, that were traced into a jaxpr."""
     reader, frames = ScopeReader(program.roots), frames_now(program.roots)
     for jaxpr, part in _jaxprs(program):
-        groups = list(_scopes_of(reader.parts(jaxpr), name)) or [
+        groups = list(_scopes_of(reader.calls(jaxpr), name, reader)) or [
             [eqn for eqn in jaxpr.eqns if name in reader.functions(eqn)]
         ]
         for group in groups:
@@ -158,19 +158,26 @@ def _call_line(eqn: JaxprEqn, name: str, frames: Frames) -> str:
     return frames.text(lines[min(inside[-1] + 1, len(lines) - 1)]) if inside else "a scope"
 
 
-def _scopes_of(parts: Sequence[Part], name: str) -> Iterator[list[JaxprEqn]]:
-    """Yield the equations of each outermost scope of a name."""
+def _scopes_of(parts: Sequence[Part], name: str, reader: ScopeReader) -> Iterator[list[JaxprEqn]]:
+    """Yield the equations of each outermost scope of a name.
+
+    The parts of a gradient are scopes too, but not the functions `forward` and `backward`.
+    """
     for part in parts:
         if isinstance(part, ScopeCall):
-            if name in map(_plain, part.name.split("/")):
-                yield list(_equations(part))
+            eqns = list(_equations(part))
+            is_chosen = _plain(part.name) == name
+            if name in ("forward", "backward"):
+                is_chosen &= all(name in reader.functions(eqn) for eqn in eqns)
+            if is_chosen:
+                yield eqns
             else:
-                yield from _scopes_of(part.parts, name)
+                yield from _scopes_of(part.parts, name, reader)
 
 
 def _plain(scope: str) -> str:
-    """Return the name of a scope without its number and its class: `loss` of `GPT.loss #2`."""
-    return scope.partition(" #")[0].rpartition(".")[2]
+    """Return the name of a scope without its class: `loss` of `GPT.loss`."""
+    return scope.rpartition(".")[2]
 
 
 def _equations(part: Part) -> Iterator[JaxprEqn]:
@@ -183,10 +190,9 @@ def _equations(part: Part) -> Iterator[JaxprEqn]:
 
 def _names(program: Program) -> dict[str, None]:
     """Return the names of the functions that the equations of a program come from."""
-    jaxprs = [jaxpr for jaxpr, _ in _jaxprs(program)]
     reader = ScopeReader(program.roots)
     names = dict[str, None]()
-    for jaxpr in jaxprs:
+    for jaxpr, _ in _jaxprs(program):
         for eqn in jaxpr.eqns:
             names.update(dict.fromkeys(sorted(reader.functions(eqn))))
     names.pop(program.name, None)

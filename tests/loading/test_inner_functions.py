@@ -31,6 +31,10 @@ def jitted_update(params, x):
     return jax.tree.map(lambda p, g: p - g, params, grads), value
 
 
+def sine(x):
+    return jnp.sin(x)
+
+
 def scanned(params, xs):
     def body(params, x):
         return update(params, x)
@@ -85,3 +89,22 @@ def test_a_function_of_shards_is_refused():
     )
     with pytest.raises(UnsupportedError, match="shard runs on the shards"):
         inner_function(program, "shard")
+
+
+def test_calls_of_one_equation_are_functions_of_their_own():
+    def f(x):
+        return sine(x) + sine(sine(x) * 2)
+
+    program = jaxprtool.trace(f, jnp.ones(3))
+    assert all(len(inner_function(program, f"sine#{i}")[0].jaxpr.eqns) == 1 for i in (1, 2, 3))
+    with pytest.raises(TargetError, match="3 functions of the name 'sine'"):
+        inner_function(program, "sine")
+
+
+def test_the_forward_part_of_a_gradient_is_no_function_of_that_name():
+    def forward(w):
+        return jnp.tanh(w)
+
+    program = jaxprtool.trace(jax.grad(lambda w: jnp.exp(forward(w)).sum()), jnp.ones(3))
+    names = [eqn.primitive.name for eqn in inner_function(program, "forward")[0].jaxpr.eqns]
+    assert "tanh" in names and "exp" not in names

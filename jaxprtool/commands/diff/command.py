@@ -40,7 +40,7 @@ class Two:
         options.target_argument(
             "A",
             "A function, package.module:function or path/file.py:function, or a program, "
-            "file.jaxpr. Append @REVISION for a git revision: model.py:loss@HEAD~1.",
+            "file.jaxpr or run/step. Append @REVISION for a git revision: model.py:loss@HEAD~1.",
         ),
     ]
     other: Annotated[

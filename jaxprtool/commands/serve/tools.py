@@ -52,7 +52,7 @@ _Target = Annotated[
     str,
     Field(
         description="The function: path/file.py:function or package.module:function; or a program "
-        "of a recorded run: run/step"
+        "of a recorded run: run/step, or run/step:loss for loss in it"
     ),
 ]
 _Args = Annotated[

@@ -521,6 +521,14 @@ def test_arrays_with_a_sharding_in_their_type_are_read():
     assert (found.primitive, found.operands[0].element) == ("log", 0.0)
 
 
+def test_jit_may_state_a_sharding_on_explicit_axes_that_no_type_has():
+    spec = jax.sharding.PartitionSpec("d")
+    mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        function = jax.jit(lambda x: jnp.log(x) @ jnp.exp(x), in_shardings=spec)
+        assert only(function, np.asarray(X)).primitive == "log"
+
+
 def test_a_fault_in_a_shard_map_is_found_on_its_device():
     devices = jax.devices()[:1]
     mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,), devices=devices)

@@ -295,8 +295,10 @@ def test_names_of_recorded_programs_are_completed(folder):
     run.mkdir(parents=True)
     Path("run/run.json").write_text("{}")
     for name in ("step", "step@2", "loss"):
-        (run / f"{name}.jaxpr").touch()
+        (run / f"{name}.jaxpr").write_text("# a.py:3:4 (loss) from 2\n# a.py:5 (A.look)\n")
     assert complete_target("run/s") == ["run/step", "run/step@2"]
+    assert complete_target("run/step@2:lo") == ["run/step@2:look", "run/step@2:loss"]
+    assert complete_target("run/process-0/step.jaxpr:los") == ["run/process-0/step.jaxpr:loss"]
 
 
 def test_a_notebook_is_refused_before_a_run_is_written(cli, folder):

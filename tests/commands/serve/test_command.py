@@ -5,6 +5,7 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 
 from jaxprtool.commands.serve.command import answer_line
@@ -173,6 +174,13 @@ def test_donated_arguments_are_made_again(server):
     answers = [server("run m.py:donated --factory") for _ in range(3)]
     results = [answer["stdout"].partition("\n")[0] for answer in answers]
     assert results == 3 * ["result: f32[3] [2., 2., 2.]"]
+
+
+def test_arguments_are_loaded_again(server):
+    for value in (1.0, 2.0):
+        np.save(server.folder / "x.npy", np.full(3, value))
+        answer = server(["run", "m.py:prints", "--args", "load('x.npy')"])
+        assert f"[{value:.0f}., {value:.0f}., {value:.0f}.]" in answer["stdout"]
 
 
 def test_a_command_that_needs_a_terminal_is_refused(server):

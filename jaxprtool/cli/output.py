@@ -435,11 +435,11 @@ class _PagerInput:
 
 
 # --- progress -------------------------------------------------------------------------------------
-# A status line on the terminal that shows what a slow command is doing.
+# A status line on the terminal that shows what a slow command is doing, or lines elsewhere.
 #
 # The line is shown on stderr if that is a terminal. It is cleared before anything else is written
 # to the terminal, and shown again after a second without output, so that it never mixes with the
-# user's output or a prompt.
+# user's output or a prompt. Any other stderr, such as a log, gets a line every few seconds.
 
 #: Called with a short description of the current work; an empty text hides the line.
 OnProgress: TypeAlias = Callable[[str], object]
@@ -450,6 +450,9 @@ PATIENCE = 1.0
 #: Seconds between two updates of the line.
 _TICK = 0.1
 
+#: Seconds between two lines if stderr is no terminal, and between two equal ones.
+LINE_SECONDS, SAME_LINE_SECONDS = 10.0, 60.0
+
 
 def silent(doing: str) -> None:
     """Ignore progress messages."""
@@ -459,7 +462,7 @@ def silent(doing: str) -> None:
 def progress_shown() -> Iterator[OnProgress]:
     """Yield a function that shows progress messages."""
     if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
-        yield silent
+        yield from _progress_lines()
         return
     line = _StatusLine(sys.stderr)
     with contextlib.ExitStack() as streams:
@@ -470,6 +473,39 @@ def progress_shown() -> Iterator[OnProgress]:
             yield line.describe
         finally:
             line.close()
+
+
+def _progress_lines() -> Iterator[OnProgress]:
+    """Yield a function whose last message is printed on stderr every few seconds."""
+    latest = "", time.monotonic()
+    closed = threading.Event()
+
+    def describe(doing: str) -> None:
+        nonlocal latest
+        latest = doing, time.monotonic()
+
+    def print_lines() -> None:
+        printed, printed_at = latest, 0.0
+        while not closed.wait(LINE_SECONDS):
+            doing, since = latest
+            is_due = printed != latest or time.monotonic() - printed_at > SAME_LINE_SECONDS
+            if doing and is_due:
+                say(_with_seconds(doing, since))
+                printed, printed_at = (doing, since), time.monotonic()
+
+    thread = threading.Thread(target=print_lines, daemon=True)
+    thread.start()
+    try:
+        yield describe
+    finally:
+        closed.set()
+        thread.join()
+
+
+def _with_seconds(doing: str, since: float) -> str:
+    """Return a progress message with the seconds since it was received."""
+    seconds = int(time.monotonic() - since)
+    return doing + (f" · {seconds} s" if seconds else "")
 
 
 class _StatusLine:
@@ -530,8 +566,7 @@ class _StatusLine:
             if not (waiting and self._doing and self._at_margin and self._is_ours()):
                 return
             self._spinner, self._live = self._drawing()
-        seconds = int(now - self._since)
-        text = Text(self._doing + (f" · {seconds} s" if seconds else ""))
+        text = Text(_with_seconds(self._doing, self._since))
         text.truncate(self._live.console.width - 3, overflow="ellipsis")
         self._spinner.update(text=text)
         self._live.refresh()

@@ -6,6 +6,7 @@ Subclasses observe the values, and compile loops where possible.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -24,13 +25,22 @@ from jaxprtool.execute.running.arrays import (
     ValueDifference,
     as_numpy,
     dtype_and_shape,
+    is_on_host,
     value_difference,
     values_agree,
 )
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import bodies, equations, has_external_effect, named
 from jaxprtool.ir.equivalence import action_difference
-from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind, row_of, slice_number
+from jaxprtool.ir.evaluation import (
+    RULES,
+    Interpreter,
+    LoopOperands,
+    bind,
+    evaluate_exactly,
+    row_of,
+    slice_number,
+)
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.regions import (
     Call,
@@ -43,7 +53,7 @@ from jaxprtool.ir.regions import (
     holds_jaxpr,
     view,
 )
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 
 # --- interpreter ----------------------------------------------------------------------------------
 # The base interpreter of `nans`, `watch` and `verify`, which runs a program by equation.
@@ -341,7 +351,7 @@ class Effects:
 
     def results(self, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         """Return the results of an equation that may have an external effect."""
-        run = self.call if has_external_effect(eqn) else bind
+        run = self.call if has_external_effect(eqn) else _bind_quickly
         return list(run(eqn, operands))
 
     def call(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[object]:
@@ -357,6 +367,33 @@ class Effects:
         else:
             event.results = bind(eqn, operands)
         return event.results
+
+
+#: The most elements of a value that NumPy computes.
+_NUMPY_SIZE = 1 << 16
+
+
+def _bind_quickly(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
+    """Return the results of an equation as `bind` does, by NumPy if its bits are the same.
+
+    XLA compiles a kernel for each equation of other shapes, which takes tens of milliseconds.
+    """
+    arrays = [x for x in operands if isinstance(x, jax.Array)]
+    is_plain = eqn.primitive.name in RULES and all(map(_is_small, (*eqn.invars, *eqn.outvars)))
+    if not is_plain or eqn.outvars[0].aval.weak_type or not all(map(is_on_host, arrays)):
+        return bind(eqn, operands)
+    pairs = zip(operands, eqn.invars, strict=True)
+    result = evaluate_exactly(eqn, [np.asarray(x, atom.aval.dtype) for x, atom in pairs])
+    if result is None:
+        return bind(eqn, operands)
+    return [jax.device_put(result, next((x.sharding for x in arrays if x.committed), None))]
+
+
+def _is_small(atom: Atom) -> bool:
+    """Return True for an array of few numbers that names no mesh."""
+    aval = atom.aval
+    is_plain = not is_extended(aval.dtype) and mesh_of(aval) is None
+    return is_plain and math.prod(aval.shape) <= _NUMPY_SIZE
 
 
 def effects_differ(

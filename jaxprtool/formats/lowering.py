@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,19 +106,31 @@ def compiled(
     arguments: Sequence[object] = (),
     device: jax.Device | None = None,
     devices: Sequence[jax.Device] = (),
-    compiler_options: Mapping[str, Any] | None = None,
 ) -> jax.stages.Compiled:
     """Return a program compiled for a device, or for those of its mesh.
+
+    Takes the arguments and raises the errors of `lowered_on`. XLA's errors are UnsupportedErrors.
+    """
+    with compile_errors_reported(program, "compiled"):
+        return lowered_on(program, arguments, device, devices).compile()
+
+
+def lowered_on(
+    program: Program,
+    arguments: Sequence[object] = (),
+    device: jax.Device | None = None,
+    devices: Sequence[jax.Device] = (),
+) -> jax.stages.Lowered:
+    """Return a program lowered for a device, or for those of its mesh, ready to be compiled.
 
     Args:
         program: The program.
         arguments: Its flat arguments, if known. Arguments on several devices keep their shardings.
         device: The device; by default JAX's, or the one that the program names.
         devices: The devices for a mesh; by default those of the platform of `device`.
-        compiler_options: Options of XLA in addition to those of the program.
 
     Raises:
-        UnsupportedError: For free named axes or symbolic sizes, or if XLA cannot compile it.
+        UnsupportedError: For free named axes or symbolic sizes, or if JAX cannot lower it.
         BackendError: If there are too few devices for its mesh.
     """
     require_sizes(program)
@@ -139,8 +151,7 @@ def compiled(
         place, single = nullcontext(), jax.sharding.SingleDeviceSharding(devices[0])
         placed, results = [single] * len(program.in_avals), [single] * len(program.out_avals)
     with place, compile_errors_reported(program, "compiled"):
-        lowered = as_traced(program, flat=True, placed=placed, results=results).lower()
-        return lowered.compile(None if compiler_options is None else dict(compiler_options))
+        return as_traced(program, flat=True, placed=placed, results=results).lower()
 
 
 def _placement(argument: object) -> jax.sharding.Sharding | None:
@@ -372,24 +383,25 @@ def partitioned(
             f"the partitioner needs sizes of {program.name} that are numbers",
             f'write them in --args, or -p "specialize({names}=…)"',
         )
+    lowered = lowered_on(program, arguments, devices[0] if devices else None, devices)
+    attributes = lowered.compiler_ir().operation.attributes
+    if all(attributes[f"mhlo.num_{kind}"].value == 1 for kind in ("partitions", "replicas")):
+        raise UnsupportedError(
+            f"{program.name} is not partitioned: it is compiled for one device",
+            "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
+            "or types such as f32[8@x,4]",
+        )
     with TemporaryDirectory(prefix="jaxprtool-") as folder:
         options = {**_DUMP, "xla_dump_to": folder}
-        first = devices[0] if devices else None
-        executable = compiled(program, arguments, first, devices, compiler_options=options)
-        used = _devices(executable)
-        if len(used) == 1:
-            raise UnsupportedError(
-                f"{program.name} is not partitioned: it is compiled for one device",
-                "give its arguments shardings over a mesh, by jax.jit(in_shardings=…), shard_map, "
-                "or types such as f32[8@x,4]",
-            )
+        with compile_errors_reported(program, "compiled"):
+            executable = lowered.compile(options)
         before = sorted(Path(folder).glob("*.before_*spmd-partitioning*.pb"))
         after = sorted(Path(folder).glob("*.after_*spmd-partitioning*.pb"))
         if not (before and after):
             raise UnsupportedError(f"XLA did not write the modules of {program.name}")
         with without_collector():
             modules = _dumped(before[0]), _dumped(after[-1]), compiled_module(executable)
-            return Partitioned(executable, used, *modules)
+            return Partitioned(executable, _devices(executable), *modules)
 
 
 def _devices(program: jax.stages.Compiled) -> Sequence[jax.Device]:

@@ -8,7 +8,8 @@ reports.
 Name models of `tests/models/zoo` (`… bench_nans.py ppo_loop mjx_pendulum`), or `zoo` for four with
 many loops, to measure those instead. They have no NaN: `find_nan` and `watch` are compared with
 compiling and running the program, in medians over processes that have compiled nothing.
-`faulty_ppo` is the PPO loop with the logarithm of a negative reward.
+`faulty_ppo` is the PPO loop with the logarithm of a negative reward, and `faulty_mjx` the step of
+MJX from an infinite angle.
 """
 
 from __future__ import annotations
@@ -101,7 +102,6 @@ def measured(program: str, means: str, results: Any) -> None:
 
 
 ZOO = ("ppo_loop", "diffrax_gradient", "mjx_pendulum", "brax_pendulum")
-FAULTY = "faulty_ppo"
 TIMES = 3
 
 
@@ -119,10 +119,21 @@ def faulty_ppo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return function, args
 
 
+def faulty_mjx() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the step of MJX, and an infinite angle."""
+    step, ((angles, speeds), control) = importlib.import_module(
+        "tests.models.zoo.mjx_pendulum"
+    ).model()
+    return step, ((angles.at[0].set(jnp.inf), speeds), control)
+
+
+FAULTY = {"faulty_ppo": faulty_ppo, "faulty_mjx": faulty_mjx}
+
+
 def measured_model(name: str, means: str, results: Any) -> None:
     """Put the seconds that a tool takes for a model into a queue."""
-    is_faulty = name == FAULTY
-    model = faulty_ppo if is_faulty else importlib.import_module(f"tests.models.zoo.{name}").model
+    is_faulty = name in FAULTY
+    model = FAULTY.get(name) or importlib.import_module(f"tests.models.zoo.{name}").model
     function, args = model()
     program = jaxprtool.trace(function, *args)
     flat = fitting(program, flat_arguments(program, args))
@@ -176,6 +187,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:]:
-        models((*ZOO, FAULTY) if sys.argv[1:] == ["zoo"] else sys.argv[1:])
+        models((*ZOO, *FAULTY) if sys.argv[1:] == ["zoo"] else sys.argv[1:])
     else:
         main()

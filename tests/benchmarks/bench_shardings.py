@@ -5,7 +5,7 @@
 The programs are training steps of unrolled, fully sharded layers on eight virtual devices. Each is
 compiled by `jax.jit` alone, compiled while XLA dumps the modules around its partitioner, and passed
 to `shardings`, alternately. The table has medians of three, in seconds, and the number of equations
-and of collectives.
+and of collectives. The last line compares the refusal of a program for one device with tracing it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.lowering import compiled, partitioned
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program
+from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.programs.sharded import floats, mesh_of, trained, under_jit
 
 LAYERS = 10, 100, 300
@@ -72,6 +74,20 @@ def main() -> None:
         size = len(list(equations(made.jaxpr)))
         table.add_row(str(layers), f"{size:,}", f"{count:,}", *figures)
     Console(width=120).print(table)
+    alone, args = transformer_loss, transformer_shapes(4)
+    traced = jaxprtool.trace(jax.grad(alone), *args)
+    trace = seconds(lambda _: jax.make_jaxpr(jax.grad(alone))(*args), traced)
+    refused = seconds(refusal, traced)
+    print(f"one device: JAX's trace {trace:.2f} s, shardings {refused:.2f} s")
+
+
+def refusal(program: Program) -> None:
+    """Ask for the shardings of a program for one device."""
+    try:
+        jaxprtool.shardings(program)
+    except UnsupportedError:
+        return
+    raise AssertionError("the program is partitioned")
 
 
 if __name__ == "__main__":

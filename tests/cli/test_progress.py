@@ -173,6 +173,27 @@ def test_streams_are_restored_unless_the_program_replaced_them(terminal):
         assert sys.stdin is terminal.streams["stdin"] and sys.stderr is terminal.streams["stderr"]
 
 
+def test_a_stderr_that_is_no_terminal_gets_a_line_every_few_seconds(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.05)
+    with output.progress_shown() as on_progress:
+        for doing in ("", "run 1 of 2", "run 2 of 2"):
+            on_progress(doing)
+            time.sleep(0.4)
+    captured = capsys.readouterr()
+    assert captured.err.splitlines() == ["run 1 of 2", "run 2 of 2"]
+    assert captured.out == ""
+
+
+def test_a_message_that_stays_gets_another_line_with_its_seconds(monkeypatch, capsys):
+    monkeypatch.setattr(output, "LINE_SECONDS", 0.05)
+    monkeypatch.setattr(output, "SAME_LINE_SECONDS", 1.1)
+    with output.progress_shown() as on_progress:
+        on_progress("compiling f")
+        time.sleep(2)
+    first, second, *_ = capsys.readouterr().err.splitlines()
+    assert first == "compiling f" and second.startswith("compiling f · ")
+
+
 @pytest.mark.parametrize("kind", ["pipe", "dumb"])
 def test_only_a_terminal_shows_the_line(terminal, monkeypatch, kind):
     with terminal.attached():

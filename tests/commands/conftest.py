@@ -139,6 +139,7 @@ def check_document(command, document):
 def cli(folder, capfd, monkeypatch):
     environment = dict(os.environ)
     monkeypatch.setattr(gc, "freeze", lambda: None)  # the objects of a command are not permanent
+    monkeypatch.setattr("jaxprtool.cli.output.LINE_SECONDS", 600)  # the machine may be slow
 
     def run(*arguments: str) -> Result:
         capfd.readouterr()

@@ -59,6 +59,9 @@ from jaxprtool.processes.calls import PythonProcess, python_process, report
 _EXACT = Tolerance(0, 0)
 _INLINE = Inline(force=True)
 
+#: The hash seeds of Python in other processes.
+_HASH_SEEDS = "1", "2"
+
 #: Traces the function again in this process.
 TraceAgain: TypeAlias = Callable[[], Program]
 MakeExecutor: TypeAlias = Callable[[Variant, Sequence[Any]], Executor]
@@ -190,9 +193,24 @@ class _RepeatedRuns:
     ):
         self._program, self._arguments, self._ways = program, arguments, ways
         self._on_progress, self._not_tried = on_progress, list[str]()
+        self._variants = [*self._on_devices(), *self._with_threads(), *self._with_options()]
+        fresh = 0 if ways.run_fresh is None else len(_HASH_SEEDS)
+        traced = ways.trace_again is not None
+        self._number, self._count = 0, ways.runs + 1 + traced + fresh + len(self._variants)
+        self._doing = ""
         self._reference = Variant("the first run", program)
-        self._run = Runner(self._reference, on_progress)
+        self._run = Runner(self._reference, self._tell)
+        self._begin("the first run")
         self._results = self._run(arguments)
+
+    def _begin(self, name: str) -> None:
+        """Begin the next run: its number and name precede the steps that it tells."""
+        self._number += 1
+        self._doing = f"run {self._number} of {self._count}: {name}"
+        self._on_progress(self._doing)
+
+    def _tell(self, doing: str) -> None:
+        self._on_progress(f"{self._doing} · {doing}")
 
     def found(self) -> Determinism:
         tried = [*self._here(), *self._fresh(), *self._elsewhere()]
@@ -224,12 +242,12 @@ class _RepeatedRuns:
         """Yield the runs of the same program in this process."""
         runs = [self._compared("run", "run again", self._run) for _ in range(self._ways.runs - 1)]
         yield next((run for run in runs if not run.equal), runs[-1]), self._reference
-        again = Runner(self._reference, self._on_progress)
+        again = Runner(self._reference, self._tell)
         yield self._compared("compile", "compiled again", again), self._reference
         if self._ways.trace_again is not None:
-            self._on_progress(f"tracing {self._program.name} again")
-            jax.clear_caches()
             name = "traced again"
+            self._begin(name)
+            jax.clear_caches()
             try:
                 text = _text(self._ways.trace_again())
             except JaxprToolError as error:
@@ -241,10 +259,10 @@ class _RepeatedRuns:
         """Yield the runs of the function in other processes, with other hash seeds of Python."""
         if self._ways.run_fresh is None:
             return
-        for seed in ("1", "2"):
+        for seed in _HASH_SEEDS:
             name = f"another process, hash seed {seed}"
             environment = {"PYTHONHASHSEED": seed}
-            self._on_progress(f"running {name}")
+            self._begin(name)
             try:
                 fresh = self._ways.run_fresh({**_ENVIRONMENT, **environment})
             except JaxprToolError as error:
@@ -257,10 +275,9 @@ class _RepeatedRuns:
 
     def _elsewhere(self) -> Iterator[tuple[Repetition, Variant | None]]:
         """Yield the runs on other devices, and with other threads or options of XLA."""
-        variants = [*self._on_devices(), *self._with_threads(), *self._with_options()]
-        for kind, variant in variants:
+        for kind, variant in self._variants:
             runner = IsolatedRunner if variant.environment else Runner
-            run = runner(variant, self._on_progress)
+            run = runner(variant, self._tell)
             yield self._compared(kind, variant.name, run), variant
 
     def _on_devices(self) -> Iterator[tuple[Kind, Variant]]:
@@ -319,6 +336,7 @@ class _RepeatedRuns:
     def _compared(
         self, kind: Kind, name: str, run: Callable[[Sequence[Any]], Sequence[Any]]
     ) -> Repetition:
+        self._begin(name)
         try:
             return Repetition(name, kind, self._measures(run(self._arguments)))
         except JaxprToolError as error:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-from jaxprtool.execute.running.arrays import plain_array
+from jaxprtool.execute.running.arrays import is_on_host, plain_array
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, JaxprEqn, Literal
@@ -225,17 +225,13 @@ def state_of(value: Any) -> int:
     """Return the state of a value; values without numbers are finite."""
     if not has_state(value):
         return FINITE
-    if isinstance(value, jax.Array) and not _is_on_host(value):
+    if isinstance(value, jax.Array) and not is_on_host(value):
         return int(_state(value))
     # NumPy reads CPU memory directly without compiling.
     array = plain_array(value)
     if np.isfinite(array).all():
         return FINITE
     return NAN * bool(np.isnan(array).any()) + INF * bool(np.isinf(array).any())
-
-
-def _is_on_host(array: jax.Array) -> bool:
-    return len(array.devices()) == 1 and next(iter(array.devices())).platform == "cpu"
 
 
 def may_make(eqn: JaxprEqn) -> bool:

@@ -167,6 +167,8 @@ class _PrecisionSearch:
                 trial for trial, is_good in zip(more, good, strict=True) if not is_good
             ]
             more = [trial for trial, is_good in zip(more, good, strict=True) if is_good]
+            if len(kept) == len(places):  # nothing can be narrowed, on more inputs neither
+                break
         return self._found(kept, more, narrow_error)
 
     def _minimal(self, places: list[str]) -> list[str]:
@@ -234,7 +236,8 @@ class _PrecisionSearch:
         return max(ratios)
 
     def _holds(self, kept: Sequence[str]) -> bool:
-        return self._ratio(kept) <= 1
+        failed = any(ratio > 1 for ratio in self._ratios.get(frozenset(kept), ()))
+        return not failed and self._ratio(kept) <= 1
 
     # --- the result -----------------------------------------------------------------------------
 

@@ -498,6 +498,11 @@ def summarize(array: Any) -> ArraySummary:
     return ArraySummary(None, statistics(values) if has_numbers else {})
 
 
+def is_on_host(array: jax.Array) -> bool:
+    """Return True for an array on one CPU device."""
+    return len(array.devices()) == 1 and next(iter(array.devices())).platform == "cpu"
+
+
 @jax.transfer_guard("allow")
 def plain_array(array: Any) -> np.ndarray:
     """Return an array in one of NumPy's own dtypes, with exactly the same values.

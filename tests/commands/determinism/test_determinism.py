@@ -55,6 +55,16 @@ def test_a_pure_function_returns_the_same_bits_on_every_device():
     assert rows(found)["run again"].results[0].size == 64 * 64
 
 
+def test_each_run_is_told_with_its_number_and_the_number_of_all():
+    told = []
+    program = jaxprtool.trace(lambda x: x * 2, 1.0)
+    found = run_again(program, (1.0,), Ways(runs=2, threads=()), told.append)
+    names = ["the first run", *rows(found)]
+    begun = [f"run {i} of {len(names)}: {name}" for i, name in enumerate(names, 1)]
+    assert [text for text in told if " · " not in text] == begun
+    assert told[1] == f"{begun[0]} · lowering lambda"
+
+
 def test_a_run_that_fails_does_not_count_as_one_that_differs():
     program = jaxprtool.trace(lambda x: x * 2, 1.0)
 

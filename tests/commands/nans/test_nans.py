@@ -769,3 +769,29 @@ def test_operands_in_a_shard_map_lead_to_the_equations_that_compute_them():
     assert {each.operands[0].primitive for each in found} == {"neg", "sub"}
     assert only(lambda y: handed(-y), jnp.ones(2)).operands[0].primitive == "neg"
     assert only(handed, jnp.zeros(2)).operands[0].argument == "x"
+
+
+# --- small equations --------------------------------------------------------------------------
+
+
+def test_a_small_equation_is_computed_without_a_kernel_where_its_operands_are(monkeypatch):
+    def function(x):
+        return (2 * x[::-1] + 1).reshape(2, 2), x > 1, jnp.ones(2)
+
+    x = jax.device_put(X, jax.devices()[-1])
+    program = jaxprtool.trace(function, x)
+    expected = program(x)
+    monkeypatch.setattr(stepping, "bind", None)
+    results = stepping.SteppingInterpreter().run(program.jaxpr, [x])
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.dtype == wanted.dtype and np.array_equal(result, wanted)
+    assert [result.devices() for result in results[:2]] == [x.devices()] * 2
+
+
+def test_a_large_equation_and_one_of_unprescribed_bits_are_left_to_xla(monkeypatch):
+    bound = []
+    monkeypatch.setattr(stepping, "bind", lambda eqn, xs: bound.append(eqn) or bind(eqn, xs))
+    for x in (jnp.zeros(1 << 17), jnp.array([jnp.nan]), jnp.array([1e-40])):
+        program = jaxprtool.trace(lambda x: x + x, x)
+        stepping.SteppingInterpreter().run(program.jaxpr, [x])
+    assert len(bound) == 3

@@ -1,11 +1,15 @@
 """Lines and scopes that must stay in the wide dtype: the set is minimal, and sufficient."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
 import jaxprtool
+from jaxprtool.commands.compare.measures import Tolerance
+from jaxprtool.commands.compare.requested import inputs_from
+from jaxprtool.commands.precision.precision import PrecisionRequest, found_precision
 from jaxprtool.commands.reduce.search import minimal_subset
 from jaxprtool.errors import ArgumentsError, PipelineError
 
@@ -88,8 +92,6 @@ def test_the_state_of_many_steps_is_kept():
 
 
 def test_scopes_can_be_kept():
-    import jax
-
     def fun(x, w):
         with jax.named_scope("layer"):
             x = jnp.tanh(x @ w)
@@ -106,6 +108,21 @@ def test_scopes_can_be_kept():
 def test_a_tolerance_of_zero_keeps_everything_that_rounds():
     found = jaxprtool.precision(jaxprtool.trace(overflows, X, W), (X, W), rtol=0, atol=0)
     assert found.within and len(found.kept) >= 3
+
+
+def test_the_search_ends_if_nothing_can_be_narrowed():
+    def fun(x, w):
+        with jax.named_scope("layer"):
+            x = jnp.tanh(x @ w)
+        return jnp.sin(x)  # narrow, since it is in no scope
+
+    told = []
+    program = jaxprtool.trace(fun, X, W)
+    request = PrecisionRequest("bfloat16", "scope", Tolerance(0, 0), seed=0, trials=1)
+    inputs = inputs_from([program], None)(program)
+    found = found_precision(inputs, request, told.append)
+    assert not found.within and names(found) == ["layer"]
+    assert len([text for text in told if text.startswith("run ")]) == 3  # not 7
 
 
 def test_the_result_holds_for_each_input_of_several_trials():

@@ -43,6 +43,7 @@ class OpaquePrimitive(Primitive):
         results: The types of the results.
         effects: The effects; those on refs name the position of an operand.
         place: The equation in messages: `pallas_call at model.py:9`.
+        reason: Why the file cannot have it: `the file only describes its compiler_params`.
         hint: What the user can do, or None.
     """
 
@@ -55,10 +56,12 @@ class OpaquePrimitive(Primitive):
         results: tuple[Aval, ...],
         effects: frozenset[Effect],
         place: str,
+        reason: str,
         hint: str | None,
     ) -> None:
         super().__init__(name)
-        self.operands, self.results, self.place, self.hint = operands, results, place, hint
+        self.operands, self.results = operands, results
+        self.place, self.reason, self.hint = place, reason, hint
         self._effects = effects
         self.def_effectful_abstract_eval(self._types)
         self.def_impl(self._refuse("run"))
@@ -70,7 +73,7 @@ class OpaquePrimitive(Primitive):
     def refusal(self, what: str) -> UnsupportedError:
         """Return the error for a use that needs to know how the equation computes."""
         message = f"{self.place} is opaque in the file of this program, so it cannot be {what}"
-        return UnsupportedError(message, self.hint)
+        return UnsupportedError(f"{message}: {self.reason}", self.hint)
 
     def _refuse(self, what: str) -> Callable[..., NoReturn]:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax._src import callback, checkify, core, custom_batching, debugging, dtypes, effects
 from jax._src.lib import xla_client
+from jax._src.state import discharge
 from jax._src.state import types as state_types
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
@@ -69,6 +70,7 @@ class OpaquePrimitive(Primitive):
         batching.primitive_batchers[self] = self._refuse("batched")
         ad.primitive_jvps[self] = self._refuse("differentiated")
         ad.primitive_transposes[self] = self._refuse("transposed")
+        discharge.register_discharge_rule(self)(self._refuse("run"))
 
     def refusal(self, what: str) -> UnsupportedError:
         """Return the error for a use that needs to know how the equation computes."""

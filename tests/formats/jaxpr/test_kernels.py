@@ -10,7 +10,7 @@ from jax.experimental.pallas import triton as plgpu
 
 import jaxprtool
 from jaxprtool import jaxcompat, trace
-from jaxprtool.errors import ProgramFileError
+from jaxprtool.errors import ProgramFileError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.write import OpaqueEquations, program_file_text, rendered
 from jaxprtool.ir.equations import equations
@@ -123,6 +123,23 @@ def test_the_body_of_an_opaque_equation_has_the_refs_that_it_closes_over(monkeyp
     bodies = [jaxcompat.open_jaxpr(eqn.params["jaxpr"]) for eqn in scoped]
     assert all(len(b.invars) == len(e.invars) + 1 for b, e in zip(bodies, scoped, strict=True))
     assert all("dma_start" in str(body) for body in bodies)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_an_opaque_equation_on_refs_is_refused_by_its_line(monkeypatch):
+    mesh = pltpu.create_tensorcore_mesh("core", num_cores=1)
+
+    def on_cores(refs):
+        pl.core_map(mesh)(lambda: pltpu.sync_copy(*refs))
+
+    def function(x):
+        return pl.run_state(on_cores)((x, jnp.zeros_like(x)))[1]
+
+    monkeypatch.setattr(jaxcompat, "kernel_path", lambda value: None)
+    text = rendered(trace(function, X), "", opaque=OpaqueEquations.foreign)[0]
+    read = parse_program(text, "p.jaxpr")
+    with pytest.raises(UnsupportedError, match=r"_map at .*test_kernels\.py:\d+ is opaque"):
+        read(X)
 
 
 def test_a_file_names_only_objects_of_kernels():

@@ -191,7 +191,7 @@ class _EquivalenceCheck:
     def _bodies(self, p: object, q: object) -> None:
         a, b = jaxcompat.open_jaxpr(p), jaxcompat.open_jaxpr(q)
         _at("constants", self._bound, a.constvars, b.constvars)
-        _at("constants", self._values, getattr(p, "consts", ()), getattr(q, "consts", ()))
+        _at("constants", self._values, *map(_constant_values, (p, q)))
         _at("arguments", self._bound, a.invars, b.invars)
         _at("the number of equations", _check, len(a.eqns) == len(b.eqns), len(a.eqns), len(b.eqns))
         for i, (e, f) in enumerate(zip(a.eqns, b.eqns, strict=True)):
@@ -344,6 +344,12 @@ def _rules(eqn: JaxprEqn) -> Params:
 
 
 _TYPES = (jax.core.ShapedArray, jaxcompat.AbstractRef)
+
+
+def _constant_values(jaxpr: object) -> list[object]:
+    """Return the constants of a jaxpr, without those that an equation passes as operands."""
+    consts = getattr(jaxpr, "consts", ())
+    return [v for v in consts if v is not None and not isinstance(v, jax.core.Tracer)]
 
 
 def _is_array(value: object) -> bool:

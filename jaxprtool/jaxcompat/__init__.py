@@ -160,6 +160,17 @@ from jaxprtool.jaxcompat.jitted import (
     traced_options,
     with_constants,
 )
+from jaxprtool.jaxcompat.kernels import (
+    arguments_as_consts,
+    consts_as_arguments,
+    inside_kernel,
+    kernel_axes,
+    kernel_object,
+    kernel_path,
+    kernel_primitive,
+    kernel_record,
+    tree_structure,
+)
 from jaxprtool.jaxcompat.lowering import (
     as_xla_computation,
     callback_failures,

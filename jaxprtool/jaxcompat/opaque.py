@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax._src import callback, checkify, core, custom_batching, debugging, dtypes, effects
 from jax._src.lib import xla_client
+from jax._src.state import discharge
 from jax._src.state import types as state_types
 from jax.extend.core import JaxprEqn, Primitive
 from jax.interpreters import ad, batching, mlir
@@ -43,6 +44,7 @@ class OpaquePrimitive(Primitive):
         results: The types of the results.
         effects: The effects; those on refs name the position of an operand.
         place: The equation in messages: `pallas_call at model.py:9`.
+        reason: Why the file cannot have it: `the file only describes its compiler_params`.
         hint: What the user can do, or None.
     """
 
@@ -55,10 +57,12 @@ class OpaquePrimitive(Primitive):
         results: tuple[Aval, ...],
         effects: frozenset[Effect],
         place: str,
+        reason: str,
         hint: str | None,
     ) -> None:
         super().__init__(name)
-        self.operands, self.results, self.place, self.hint = operands, results, place, hint
+        self.operands, self.results = operands, results
+        self.place, self.reason, self.hint = place, reason, hint
         self._effects = effects
         self.def_effectful_abstract_eval(self._types)
         self.def_impl(self._refuse("run"))
@@ -66,11 +70,12 @@ class OpaquePrimitive(Primitive):
         batching.primitive_batchers[self] = self._refuse("batched")
         ad.primitive_jvps[self] = self._refuse("differentiated")
         ad.primitive_transposes[self] = self._refuse("transposed")
+        discharge.register_discharge_rule(self)(self._refuse("run"))
 
     def refusal(self, what: str) -> UnsupportedError:
         """Return the error for a use that needs to know how the equation computes."""
         message = f"{self.place} is opaque in the file of this program, so it cannot be {what}"
-        return UnsupportedError(message, self.hint)
+        return UnsupportedError(f"{message}: {self.reason}", self.hint)
 
     def _refuse(self, what: str) -> Callable[..., NoReturn]:
         def refuse(*args: Any, **kwargs: Any) -> NoReturn:

@@ -24,7 +24,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, described, did_you_mean
 from jaxprtool.formats.jaxpr import params, values
 from jaxprtool.formats.jaxpr.constants import Constants
-from jaxprtool.formats.jaxpr.params import OPAQUE, Params, is_whole
+from jaxprtool.formats.jaxpr.params import OPAQUE, Params
 from jaxprtool.formats.jaxpr.syntax import (
     MAX_DEPTH,
     BinderSyntax,
@@ -35,7 +35,7 @@ from jaxprtool.formats.jaxpr.syntax import (
     OperationSyntax,
     ParameterSyntax,
 )
-from jaxprtool.formats.jaxpr.values import TypeReader
+from jaxprtool.formats.jaxpr.values import TypeReader, is_whole
 from jaxprtool.ir.custom_rules import jvp_rule, vjp_rule
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import frames_now
@@ -53,16 +53,17 @@ from jaxprtool.jaxcompat import (
     Var,
 )
 
-#: The parameters of the `shard_map`s around a jaxpr, outermost first.
-Scope: TypeAlias = tuple[tuple[tuple[str, Any], ...], ...]
+#: The context of each `shard_map` and kernel around a jaxpr, outermost first: the function of
+#: jaxcompat that enters it, and its arguments by name.
+Scope: TypeAlias = tuple[tuple[Callable[..., Any], tuple[tuple[str, Any], ...]], ...]
 
 
 @contextmanager
 def _entered(scope: Scope) -> Iterator[None]:
     """Set JAX's settings to those of a scope."""
     with ExitStack() as stack:
-        for parameters in scope:
-            stack.enter_context(jaxcompat.inside_shard_map(**dict(parameters)))
+        for enter, arguments in scope:
+            stack.enter_context(enter(**dict(arguments)))
         yield
 
 
@@ -268,20 +269,26 @@ class FileBuilder:
             None if text is None else self._type(text, self._result_position(tree, i))
             for i, text in enumerate(tree.types)
         ]
-        is_opaque = OPAQUE in read.settings
-        if (is_opaque or self._opaque) and None not in declared:
+        if (OPAQUE in read.settings or self._opaque) and None not in declared:
+            described = (name for name, value in read.given.items() if not is_whole(value))
+            if OPAQUE in read.settings and (name := next(described, None)) is not None:
+                reason = f"the file only describes its {name}"
+                return self._opaque_equation(tree, operands, read, declared, reason)
             try:
-                if is_opaque and not is_whole([*read.given.values()]):
-                    return self._opaque_equation(tree, operands, read, declared)
                 return self._real_equation(tree, operands, read, declared)
-            except ProgramFileError:
-                return self._opaque_equation(tree, operands, read, declared)
+            except ProgramFileError as error:
+                return self._opaque_equation(tree, operands, read, declared, error.message)
         return self._real_equation(tree, operands, read, declared)
 
     def _opaque_equation(
-        self, tree: EquationSyntax, operands: list[Atom], read: ReadParams, declared: Sequence[Any]
+        self,
+        tree: EquationSyntax,
+        operands: list[Atom],
+        read: ReadParams,
+        declared: Sequence[Any],
+        reason: str,
     ) -> JaxprEqn:
-        """Return an equation that is only described by the file."""
+        """Return an equation that is only described by the file, for this reason."""
         name, types = tree.operation.primitive, [atom.aval for atom in operands]
         settings = {k: v for k, v in read.settings.items() if k != OPAQUE}
         info = self.source_infos[tree.comment]
@@ -293,7 +300,7 @@ class FileBuilder:
             effects = jaxcompat.effects_of(read.settings.get(OPAQUE, ()))
             place = frames_now().named([*self._around, eqn])
             primitive = jaxcompat.opaque_primitive(
-                name, tuple(types), tuple(declared), effects, place, self._hint(name)
+                name, tuple(types), tuple(declared), effects, place, reason, self._hint(name)
             )
             avals, resolved = jaxcompat.inferred_types(primitive, read.given, operands)
         variables = [Var(aval) for aval in avals]
@@ -311,6 +318,8 @@ class FileBuilder:
         name, types = tree.operation.primitive, [atom.aval for atom in operands]
         settings = {k: v for k, v in read.settings.items() if k != OPAQUE}
         with self._faults_in(tree):
+            if name in self.modules and name not in jaxcompat.registered_primitives():
+                raise params.UnknownPrimitive(f"unknown primitive '{name}'")
             primitive, parameters = params.decode_params(name, read.given, types, declared)
             avals = [aval for aval in declared if aval is not None]
             context = params.decode_context(settings, types, avals, self.types.mesh)
@@ -382,8 +391,8 @@ class FileBuilder:
             return read
         is_opaque = OPAQUE in read.settings
         self._opaque += is_opaque
-        with self._inside(operation, scope, read.given, is_opaque) as inner:
-            for parameter in holding:
+        for parameter in holding:
+            with self._inside(operation, scope, read.given, is_opaque) as inner:
                 decoded = self._holder(operation.primitive, parameter, inner, read.given, is_opaque)
                 read.given[parameter.name] = decoded
         self._opaque -= is_opaque
@@ -452,17 +461,20 @@ class FileBuilder:
         self, operation: OperationSyntax, scope: Scope, parameters: Params, is_opaque: bool
     ) -> Iterator[Scope]:
         """Enter the settings and the scope of an equation's bodies."""
-        if operation.primitive != "shard_map" or is_opaque:
-            yield scope
-            return
+        arguments: dict[str, Any] = {}
         with ExitStack() as stack:
             try:
-                bound = {k: parameters[k] for k in ("mesh", "newly_manual_axes", "check_vma")}
-                inner = (*scope, tuple(bound.items()))
+                if operation.primitive == "shard_map" and not is_opaque:
+                    enter: Callable[..., Any] = jaxcompat.inside_shard_map
+                    names = ("mesh", "newly_manual_axes", "check_vma")
+                    arguments = {name: parameters[name] for name in names}
+                elif axes := jaxcompat.kernel_axes(parameters):
+                    enter, arguments = jaxcompat.inside_kernel, {"axes": axes}
+                inner = (*scope, (enter, tuple(arguments.items()))) if arguments else scope
                 hash(inner)
-                stack.enter_context(jaxcompat.inside_shard_map(**bound))
+                stack.enter_context(_entered(inner[len(scope) :]))
             except Exception as error:  # the file may contain anything
-                message = f"shard_map: {_said(error)}"
+                message = f"{operation.primitive}: {_said(error)}"
                 raise self.source.fail(operation.position, message) from error
             yield inner
 

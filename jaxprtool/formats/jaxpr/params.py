@@ -26,7 +26,7 @@ from jax.sharding import AbstractMesh
 from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat, primitives
-from jaxprtool.formats.jaxpr.values import Encode, Unwritable, add_class, call_text
+from jaxprtool.formats.jaxpr.values import Encode, Unwritable, is_whole, record_text
 from jaxprtool.ir.custom_rules import (
     Stub,
     batching_rule,
@@ -36,7 +36,6 @@ from jaxprtool.ir.custom_rules import (
     vjp_params,
     vjp_rule,
 )
-from jaxprtool.ir.equations import Record, fields_of
 from jaxprtool.ir.regions import CALLS, NO_OPTIONS
 from jaxprtool.ir.rules import RuleTable, load_rules_of, rule
 from jaxprtool.ir.traits import traits
@@ -150,9 +149,9 @@ def decode_params(
     registered = jaxcompat.registered_primitives()
     if traits(primitive).call == "closed_call" and primitive not in registered:
         primitive = "eval_jaxpr"
-    if primitive not in registered:
+    resolved = registered.get(primitive) or jaxcompat.kernel_primitive(primitive)
+    if resolved is None:
         raise UnknownPrimitive(f"unknown primitive '{primitive}'")
-    resolved = registered[primitive]
     form = forms.get(primitive, _PLAIN)
     unknown = set() if form.names is None else stored.keys() - form.names
     if unknown:
@@ -248,6 +247,8 @@ _OPTIONAL: dict[str, tuple[Callable[..., Any], str, object, bool]] = {
 
 #: The parameters with open jaxprs, in JAX releases with a separate class for closed ones.
 _OPEN_BODIES: dict[str, tuple[str, ...]] = {
+    "core_map": ("jaxpr",),
+    "pallas_call": ("jaxpr",),
     "reduce_window": ("jaxpr",),
     "remat2": ("jaxpr",),
     "shard_map": ("jaxpr",),
@@ -535,6 +536,43 @@ _VMAP_NAMES = frozenset({"name", "call_jaxpr", "rule"})
 rule(forms, "custom_vmap_call")(Form(_write_custom_vmap, _read_custom_vmap, names=_VMAP_NAMES))
 
 
+# --- kernels --------------------------------------------------------------------------------------
+
+
+def _read_kernel(params: Params, operands: Avals, results: Avals) -> Params:
+    for name, value in params.items():
+        if not is_whole(value):
+            raise BadParameter(f"{name} has a value that this JAX does not have")
+    return params
+
+
+rule(forms, "mpmd_map", "pallas_call")(Form(read=_read_kernel))
+
+
+# The operands of these are the constants of their bodies, which a file has as arguments.
+
+
+def _write_scoped(eqn: JaxprEqn) -> Params:
+    return {
+        **_params(eqn, "debug_info"),
+        "jaxpr": jaxcompat.consts_as_arguments(eqn.params["jaxpr"]),
+    }
+
+
+def _read_scoped(params: Params, operands: Avals, results: Avals) -> Params:
+    params = _read_kernel(params, operands, results)
+    return {**params, "jaxpr": jaxcompat.arguments_as_consts(params["jaxpr"], len(operands))}
+
+
+def _read_core_map(params: Params, operands: Avals, results: Avals) -> Params:
+    params = _read_scoped(params, operands, results)
+    return {**params, "debug_info": params["jaxpr"].debug_info}
+
+
+rule(forms, "run_scoped")(Form(_write_scoped, _read_scoped))
+rule(forms, "core_map")(Form(_write_scoped, _read_core_map))
+
+
 # --- opaque ---------------------------------------------------------------------------------------
 # The parameters of opaque equations in a `.jaxpr` file: see `jaxcompat.opaque`.
 #
@@ -554,13 +592,10 @@ OPAQUE = "opaque"
 
 def encode_opaque(value: Any, encode: Encode) -> str:
     """Return the text of a value that cannot be written otherwise: a record, or a description."""
-    record = fields_of(value)
-    if record is None:
+    try:
+        return record_text(value, encode)
+    except Unwritable:
         return encode(StaticLeaf(Placeholder(_described(value))))
-    class_name, fields = record
-    return call_text(
-        "Record", repr(class_name), **{k: encode(field) for k, field in fields.items()}
-    )
 
 
 def _described(value: Any) -> str:
@@ -569,15 +604,3 @@ def _described(value: Any) -> str:
         return " ".join(description(value).split())
     except Exception:
         return f"a value of {type(value).__module__}.{type(value).__qualname__}"
-
-
-def is_whole(value: Any) -> bool:
-    """Return True if a value that was read is the value that was written."""
-    if isinstance(value, Record | StaticLeaf):
-        return False
-    if isinstance(value, dict):
-        return all(map(is_whole, value.values()))
-    return not isinstance(value, tuple | list) or all(map(is_whole, value))
-
-
-add_class(Record, encode_opaque, Record=Record)

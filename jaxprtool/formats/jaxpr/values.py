@@ -50,10 +50,11 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES, Stub, callback_name
 from jaxprtool.ir.dtypes import array_dtypes, is_foreign
+from jaxprtool.ir.equations import Record, equations, fields_of
 from jaxprtool.ir.notation import types
 from jaxprtool.ir.notation.expressions import WhitelistReader
 from jaxprtool.ir.trees import LITERALS, Opaque, Placeholder, StaticLeaf, description
-from jaxprtool.jaxcompat import Aval
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr
 
 # --- values ---------------------------------------------------------------------------------------
 # Writing and reading of parameter values in a `.jaxpr` file.
@@ -200,6 +201,8 @@ def encode(
             return special[cls](value)
         exact = ENCODERS.get(cls) or _LATE.get((cls.__module__, cls.__qualname__))
         encoder = exact or _inherited(cls)
+        if encoder is None and jaxcompat.kernel_path(value):
+            encoder = record_text
         if encoder is None:
             raise Unwritable(f"a value of {cls.__module__}.{cls.__qualname__}")
         return encoder(value, inside)
@@ -491,6 +494,53 @@ add_singleton("Layout.AUTO", Layout.AUTO)
 add_singleton("P.UNCONSTRAINED", PartitionSpec.UNCONSTRAINED)
 
 
+# --- records --------------------------------------------------------------------------------------
+# Objects by the name of their class and their fields: those of kernels, which are rebuilt, and
+# those in opaque equations.
+
+
+def record_text(value: Any, encode: Encode) -> str:
+    """Return the text of a record, a dataclass or a constant of kernels. Raises Unwritable."""
+    if (record := fields_of(value)) is not None:
+        fields = {name: encode(field) for name, field in record[1].items()}
+        return call_text("Record", repr(record[0]), **fields)
+    path = jaxcompat.kernel_path(value)
+    if path is not None and jaxcompat.kernel_object(path) == value:
+        return f"Constant({path!r})"
+    raise Unwritable(f"a value of {type(value).__module__}.{type(value).__qualname__}")
+
+
+def _read_record(class_name: str, /, **fields: Any) -> Any:
+    rebuilt = jaxcompat.kernel_record(class_name, fields) if is_whole(fields) else None
+    return Record(class_name, **fields) if rebuilt is None else rebuilt
+
+
+def _read_constant(path: str) -> Any:
+    value = jaxcompat.kernel_object(path)
+    return Record(path) if value is None or isinstance(value, type) else value
+
+
+def is_whole(value: Any) -> bool:
+    """Return True if a value that was read is the value that was written."""
+    if isinstance(value, Record | StaticLeaf | jaxcompat.OpaqueMemory | jaxcompat.OpaqueDType):
+        return False
+    if isinstance(value, ClosedJaxpr | Jaxpr):
+        body = jaxcompat.open_jaxpr(value)
+        return is_whole([v.aval for v in body.invars]) and not any(
+            map(jaxcompat.is_opaque, equations(body))
+        )
+    if isinstance(value, jax.core.AbstractValue):
+        parts = (getattr(value, name, None) for name in ("inner_aval", "memory_space", "dtype"))
+        return all(map(is_whole, parts))
+    if isinstance(value, Mapping):
+        return all(map(is_whole, value.values()))
+    return not isinstance(value, tuple | list) or all(map(is_whole, value))
+
+
+add_class(Record, record_text, Record=_read_record)
+add_constructor("Constant", _read_constant)
+
+
 # --- callbacks ------------------------------------------------------------------------------------
 
 
@@ -663,7 +713,7 @@ add_class(StaticLeaf, _held, Static=_static, Object=_object)
 # In JAX releases with a separate class for closed jaxprs, a parameter may contain an open one.
 add_constructor("open", jaxcompat.open_jaxpr)
 add_singleton("leaf", _LEAF)
-add_class(PyTreeDef, _tree, tree=jax.tree.structure)
+add_class(PyTreeDef, _tree, tree=jaxcompat.tree_structure)
 
 
 # --- policies of jax.checkpoint -------------------------------------------------------------------
@@ -741,8 +791,9 @@ class TypeWriter:
     """Writes types, and collects the header entries needed to read them.
 
     `meshes` has the name of each mesh; `scope` is the scope of the symbolic dimensions, or None.
-    With `opaque`, a type may name another package's dtype or memory space: `foreign` has for each
-    dtype the text of the type that stores an element, and "" for a memory space.
+    `foreign` has the path of each dtype and memory space of kernels. With `opaque`, a type may name
+    others: `foreign` has for a dtype the text of the type that stores an element, and "" for a
+    memory space.
     """
 
     def __init__(self, opaque: bool = False) -> None:
@@ -777,29 +828,58 @@ class TypeWriter:
     def _reads_back(self, text: str, aval: Aval) -> bool:
         meshes = {name: mesh for mesh, name in self.meshes.items()}
         try:
-            return TypeReader(meshes, self.scope)(text) == aval
+            return TypeReader(meshes, self.scope, foreign=self.foreign)(text) == aval
         except Exception:  # JAX may raise anything
             return False
 
     def _is_foreign(self, aval: Aval) -> bool:
-        """Return True for a type in a memory space that JAX does not have; note its name."""
-        name = getattr(getattr(aval, "memory_space", None), "name", None)
-        if not (self._opaque and isinstance(name, str) and name.isidentifier()):
-            return False
-        return self.foreign.setdefault(name.lower(), "") == ""
+        """Return True for a type of another package that is written by the name of its space."""
+        return self._opaque and self._space(aval) in self.foreign
+
+    def _space(self, aval: Aval) -> str:
+        """Return the name of a type's memory space, and note it if JAX does not have it.
+
+        The space of a type of another package's class stands for that class, too.
+        """
+        space = aval.memory_space
+        name = getattr(space, "name", None)
+        path = "" if jaxcompat.kernel_path(space) is None else encode(space)
+        is_other = type(aval) not in (jaxcompat.AbstractRef, jax.core.ShapedArray)
+        if self._opaque and (is_other or not (isinstance(name, str) and name.isidentifier())):
+            name, path = "_".join(_WORDS.findall(f"{space} {type(aval).__name__}")), ""
+        if not isinstance(name, str):
+            raise Unwritable(f"the memory space {space}")
+        name = name.lower()
+        if path or (self._opaque and not isinstance(space, jax.memory.Space)):
+            return self._noted_name(name, path)
+        return name
+
+    def _foreign_dtype(self, dtype: Any) -> str:
+        """Return what `foreign` has for a dtype of a package. Raises Unwritable."""
+        if jaxcompat.kernel_path(dtype) is not None:
+            return encode(dtype)
+        if not (self._opaque and str(dtype).isidentifier()):
+            raise Unwritable(f"the element type {dtype}, which a package defines")
+        return jaxcompat.physical_element(dtype).str_short(True)
+
+    def _noted_name(self, name: str, stored: str) -> str:
+        """Return the name under which `foreign` has this, which is new if another has the name."""
+        while self.foreign.setdefault(name, stored) != stored:
+            name += "_"
+        return name
 
     def _array(self, aval: Aval) -> str:
+        dtype = ""
         if is_foreign(aval.dtype):
-            name = str(aval.dtype)
-            if not (self._opaque and name.isidentifier()):
-                raise Unwritable(f"the element type {aval.dtype}, which a package defines")
-            self.foreign[name] = jaxcompat.physical_element(aval.dtype).str_short(True)
+            name, stored = str(aval.dtype), self._foreign_dtype(aval.dtype)
+            dtype = self._noted_name(name, stored)
         if not jaxcompat.has_plain_layout(aval):
             raise Unwritable(f"a type with its own layout ({aval})")
         for size in aval.shape:
             if jaxcompat.is_symbolic_dimension(size):
                 self.dimension(size)
         text = ("~" if aval.weak_type else "") + aval.str_short(short_dtypes=True)
+        text = dtype + text.removeprefix(str(aval.dtype)) if dtype else text
         mesh = aval.sharding.mesh
         if mesh.empty:
             return text
@@ -808,7 +888,8 @@ class TypeWriter:
     def _reference(self, aval: Aval) -> str:
         if aval.kind is not None:  # JAX's comparison of types ignores it
             raise Unwritable(f"a type of the kind {aval.kind!r}")
-        space = "" if aval.memory_space is None else f"<{_name_of(aval.memory_space)}>"
+        is_plain = aval.memory_space is None and type(aval) is jaxcompat.AbstractRef
+        space = "" if is_plain else f"<{self._space(aval)}>"
         return f"Ref{space}{{{self(aval.inner_aval)}}}"
 
 
@@ -816,11 +897,8 @@ class TypeWriter:
 _PLAIN = re.compile(r"~?[a-z]\w*\[[\d,]*\]")
 
 
-def _name_of(memory_space: object) -> str:
-    name = getattr(memory_space, "name", None)
-    if not isinstance(name, str):
-        raise Unwritable(f"the memory space {memory_space}")
-    return name.lower()
+#: The words of a text, from which a name is made.
+_WORDS = re.compile(r"\w+")
 
 
 class TypeReader:
@@ -844,8 +922,7 @@ class TypeReader:
         self._scope = scope
         self._foreign: dict[str, Any] = {}
         for name, stored in (foreign or {}).items():
-            dtype = jaxcompat.OpaqueDType(name, self(stored)) if stored else None
-            self._foreign[name] = dtype or jaxcompat.OpaqueMemory(name)
+            self._foreign[name] = self._stored(name, stored)
 
     def __call__(self, text: str) -> Aval:
         """Return the type of this text. Raises ValueError."""
@@ -853,6 +930,18 @@ class TypeReader:
         if aval is None:
             aval = self._known[text] = self._read(text)
         return aval
+
+    def _stored(self, name: str, stored: str) -> Any:
+        """Return the dtype or the memory space of an entry of `foreign`. Raises ValueError."""
+        if _CALL.match(stored):
+            try:
+                value = decode(ast.parse(stored, mode="eval").body)
+            except SyntaxError:
+                raise ValueError(f"{name} is not a value of a kernel") from None
+            if is_whole(value):
+                return value
+            stored = "" if value._class_name.rpartition(".")[2].isupper() else "i32[]"
+        return jaxcompat.OpaqueDType(name, self(stored)) if stored else jaxcompat.OpaqueMemory(name)
 
     def dimension(self, text: str) -> Any:
         """Return the size of this text: an int, or a symbolic dimension. Raises ValueError."""
@@ -886,5 +975,8 @@ class TypeReader:
             raise ValueError(f"the header has no mesh '{parsed.mesh}'")
         return self._meshes[parsed.mesh]
 
+
+#: What begins a call, but not a type.
+_CALL = re.compile(r"\w+\(")
 
 _REFERENCE = re.compile(r"Ref(?:<(\w+)>)?\{(.*)\}")

@@ -264,6 +264,8 @@ class FileNotation(Notation):
         marked: list[Jaxpr] = []
 
         def mark(jaxpr: AnyJaxpr) -> str:
+            if opaque is not None and not _has_constants(jaxpr):
+                jaxpr = jaxcompat.consts_as_arguments(jaxpr)
             marked.append(self.hold(jaxpr))
             text = f"{_MARK}{len(marked) - 1}{_MARK}"
             return text if isinstance(jaxpr, ClosedJaxpr) else f"open({text})"
@@ -290,6 +292,13 @@ class FileNotation(Notation):
         if len(first) != len(consts) or any(a is not b for a, b in zip(first, consts, strict=True)):
             raise Unwritable("one jaxpr with different constants in two places")
         return body
+
+
+def _has_constants(jaxpr: AnyJaxpr) -> bool:
+    """Return False if the constants of a jaxpr are the operands of its equation."""
+    consts = getattr(jaxpr, "consts", ())
+    is_traced = any(isinstance(const, jax.core.Tracer) for const in consts)
+    return len(consts) == len(jaxcompat.open_jaxpr(jaxpr).constvars) and not is_traced
 
 
 class _RulePieces(Pieces):

@@ -1,5 +1,7 @@
 """Equations that a file describes but cannot rebuild: kernels, other packages' primitives."""
 
+from dataclasses import dataclass
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -22,8 +24,16 @@ from jaxprtool.ir.equations import equations
 X = jnp.ones((8, 128))
 
 
-def scaled(factor, **options):
-    """Return a function with one kernel, which branches and has a loop."""
+@dataclass(frozen=True)
+class Options:
+    """Parameters of a compiler that a reader does not have."""
+
+    stages: int = 2
+
+
+def scaled(factor, compiler_params=Options(), **options):
+    """Return a function with one opaque kernel, which branches and has a loop."""
+    options = {**options, "compiler_params": compiler_params}
 
     def kernel(x_ref, y_ref):
         @pl.when(pl.program_id(0) == 0)
@@ -69,8 +79,9 @@ def test_what_only_looks_works_and_what_rebuilds_names_the_equation_and_its_line
         "batched": lambda: read.apply("batch(axis_size=2)"),
     }
     for what, use in uses.items():
-        with pytest.raises(UnsupportedError, match=f"{place}.* cannot be {what}"):
+        with pytest.raises(UnsupportedError, match=f"{place}.* cannot be {what}") as caught:
             use()
+        assert "the file only describes its compiler_params" in str(caught.value)
 
 
 def test_the_gradient_of_a_kernel_names_it_and_custom_vjp():

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
 
 import jaxprtool
 from jaxprtool.render.terminal.listing import ShowOptions, listing
@@ -78,3 +80,39 @@ def test_the_tree_is_also_terse():
     program = jaxprtool.trace(lambda x: x.reshape(16), X)
     assert "reshape[new_sizes=(16,)] a" in tree(program, ShowOptions(terse=True)).plain()
     assert "sharding=None" in tree(program).plain()
+
+
+def test_a_kernel_has_its_grid_and_a_row_for_each_block_and_scratch():
+    def kernel(order_ref, x_ref, y_ref, o_ref, acc_ref):
+        acc_ref[...] = x_ref[...] + y_ref[...]
+        o_ref[:4] = acc_ref[...]
+
+    specs = [
+        pl.BlockSpec((4, 128), lambda i, j, order: (order[(i + 1) % 2], j * 2 // 2)),
+        pl.BlockSpec((None, 4, pl.Element(128)), lambda i, j, order: (jnp.minimum(i, j), 0, 0)),
+    ]
+    grid = pltpu.PrefetchScalarGridSpec(
+        num_scalar_prefetch=1,
+        grid=(2, 1),
+        in_specs=specs,
+        out_specs=pl.BlockSpec(memory_space=pl.ANY),
+        scratch_shapes=[pltpu.VMEM((4, 128), jnp.float32)],
+    )
+    params = pltpu.CompilerParams(vmem_limit_bytes=1 << 20)
+
+    def call(order, x, y):
+        return pl.pallas_call(kernel, x, grid_spec=grid, compiler_params=params)(order, x, y)
+
+    arrays = jnp.zeros(2, jnp.int32), jnp.ones((8, 128)), jnp.ones((2, 4, 128))
+    lines = """
+        grid=(i=2, j=1)
+        x_ref=f32[8,128] in [4,128] at (order_ref[(i + 1) % 2], (j * 2) // 2)
+        y_ref=f32[2,4,128] in [None,4,Element(block_size=128)] at (min(i, j), 0, 0)
+        o_ref=f32[8,128] whole, any
+        acc_ref=f32[4,128] scratch in vmem
+        compiler_params=CompilerParams(vmem_limit_bytes=1048576)
+    """
+    text = shown(call, *arrays)
+    for line in lines.strip().splitlines():
+        assert line.strip() in map(str.strip, text.splitlines()), text
+    assert "GridMapping" not in text and "out_avals" not in text

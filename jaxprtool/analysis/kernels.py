@@ -132,6 +132,7 @@ class Kernels:
             "inlined" by XLA.
         symbols: The sizes of symbolic dimensions at which fusion is decided.
         live: The live part of the body; all of it if None.
+        fuses: Whether to decide which values are written; otherwise none are, nor inlined.
 
     Raises:
         UnknownSize: If a size is symbolic.
@@ -143,6 +144,7 @@ class Kernels:
         opens: Opens = "inlined",
         symbols: Sizes = _NO_SIZES,
         live: BodySlice | None = None,
+        fuses: bool = True,
     ) -> None:
         self.jaxpr = jaxpr
         self._opens: Opens = opens if count_equations(jaxpr) <= MOST_OPENED else "none"
@@ -188,9 +190,12 @@ class Kernels:
             v for v in dict.fromkeys(self.given) if v is not None and self.defined_by[v] >= 0
         ]
         #: Whether each value is written, and whether it is inlined. It may be both, or neither.
-        self.written = [True] * len(self.sizes)
+        self.written = [fuses] * len(self.sizes)
         self.inlined = [False] * len(self.sizes)
-        self._fuse()
+        readers = self._readers()
+        self._leave_out_unread(readers)
+        if fuses:
+            self._fuse(readers)
 
     def kernels(self) -> Iterable[int]:
         """Yield the numbers of the nodes that are kernels of their own."""
@@ -465,17 +470,14 @@ class Kernels:
         is_code = like.elementwise or like.moves or like.updates or like.gives or like.collective
         return fuses(eqn) and bool(is_code or not (like.may_merge or like.callback))
 
-    def _fuse(self) -> None:
+    def _fuse(self, readers: list[int]) -> None:
         """Decide which values are written and which inlined, from the last node to the first."""
         # Whether a reader takes the value from memory; and the kernel that inlines it, or _SEVERAL.
         needed = [False] * len(self.sizes)
         inlining: list[int | None] = [None] * len(self.sizes)
         indices, paths = _Indices(self), _Paths(self)
-        readers = self._readers()
         for result in self.results:
             needed[result] = True
-            readers[result] += 1
-        self._leave_out_unread(readers)
         copied = {value for value, _ in self._copies}
         grown = self._grown(readers)
         for number in range(len(self.nodes) - 1, -1, -1):
@@ -519,8 +521,10 @@ class Kernels:
             paths.read(number)
 
     def _readers(self) -> list[int]:
-        """Return the number of nodes that read each value."""
+        """Return the number of nodes that read each value; the caller counts as one."""
         readers = [0] * len(self.sizes)
+        for result in self.results:
+            readers[result] += 1
         for node in self.nodes:
             for value in node.reads:
                 readers[value] += 1

@@ -89,10 +89,11 @@ class BodyCosts:
 
     Args:
         symbols: The sizes of symbolic dimensions at which fusion is decided.
+        has_bytes: Whether costs have the bytes that equations read and write.
     """
 
-    def __init__(self, symbols: Sizes) -> None:
-        self._symbols = symbols
+    def __init__(self, symbols: Sizes, has_bytes: bool = True) -> None:
+        self._symbols, self._has_bytes = symbols, has_bytes
         self._meshes: dict[int, int] = {}
         #: The number of equations of each primitive whose cost is unknown.
         self.unknown: Counter[str] = Counter()
@@ -101,7 +102,7 @@ class BodyCosts:
 
     @cached_method
     def __getitem__(self, body: Jaxpr) -> CostedBody:
-        kernels = Kernels(body, symbols=self._symbols)
+        kernels = Kernels(body, symbols=self._symbols, fuses=self._has_bytes)
         sizes = _sizes(body, kernels) if self._symbols else kernels.sizes
         read = {value for node in kernels.nodes for value in node.reads} | set(kernels.results)
         items = tuple(
@@ -127,7 +128,8 @@ class BodyCosts:
         if work is None:
             self.unknown[eqn.primitive.name] += 1
             work = NOTHING
-        work = _with_bytes(work, node, kernels, sizes)
+        if self._has_bytes:
+            work = _with_bytes(work, node, kernels, sizes)
         product = product_of(eqn) if like.expensive or like.opaque else ""
         return Item(node, work, (), devices, product)
 

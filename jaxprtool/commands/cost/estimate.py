@@ -177,7 +177,7 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
 def total_flops(program: Program | AnyJaxpr) -> Number:
     """Return the FLOPs of a program, as in the total of `cost`."""
     jaxpr = program_signature(program).jaxpr
-    bodies = BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE))
+    bodies = BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE), has_bytes=False)
     return _total(bodies, jaxpr).work.flops
 
 

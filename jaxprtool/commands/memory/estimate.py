@@ -46,7 +46,15 @@ from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
-__all__ = ["Live", "Memory", "Point", "memory", "outlined_memory", "temporary_memory"]
+__all__ = [
+    "Live",
+    "Memory",
+    "Point",
+    "memory",
+    "outlined_memory",
+    "peak_memory",
+    "temporary_memory",
+]
 
 
 @document(without=("peak_values",))
@@ -100,41 +108,68 @@ def memory(program: Program | AnyJaxpr) -> Memory:
     Raises:
         UnsupportedError: If a size is symbolic.
     """
-    about = program_signature(program)
+    walked = _WalkedProgram(program)
+    about, lent, body = walked.about, walked.lent, walked.body
     frames = frames_now(about.roots)
-    lent = donations(program)
-    by_result = lent.by_result
-    try:
-        bodies = BodyMemories()
-        body = bodies.memory(live_part(expanded(about.jaxpr)), donated=by_result)
-    except UnknownSize:
-        names = "=…, ".join(symbols_of(about.jaxpr))
-        raise UnsupportedError(
-            f"the memory of {about.name} needs sizes that are numbers",
-            f'write them in --args, or -p "specialize({names}=…)"',
-        ) from None
-    constant_values = _constants(program, about)
-    arguments, results, constants = map(_size, (about.arguments, about.outputs, constant_values))
-    donated = _size([about.outputs[position] for position in by_result])
-    base = arguments + results + constants - donated
-    points = curve(body, base, frames)
-    peak_values = tuple(_alive(about, constant_values, body, frames, by_result))
+    points = curve(body, walked.base, frames)
+    peak_values = tuple(_alive(about, walked.constant_values, body, frames, lent.by_result))
     return Memory(
         about.name,
-        base + body.peak,
-        arguments,
-        results,
-        constants,
+        walked.base + body.peak,
+        walked.arguments,
+        walked.results,
+        walked.constants,
         body.peak,
-        donated,
+        walked.donated,
         max(points, key=lambda point: point.bytes),
         grouped_live_values(peak_values),
         points,
         left_to_partitioner(program),
         lent.unused,
-        dict(bodies.unknown),
+        walked.unknown,
         peak_values,
     )
+
+
+@without_collector()
+def peak_memory(program: Program | AnyJaxpr) -> PeakMemory:
+    """Estimate the peak memory of a program as `memory` does, without the values live there."""
+    walked = _WalkedProgram(program)
+    return PeakMemory(walked.base + walked.body.peak, walked.unknown)
+
+
+class PeakMemory(NamedTuple):
+    """The `peak_bytes` and the `unknown` of a `Memory`."""
+
+    peak_bytes: int
+    unknown: Mapping[str, int]
+
+
+class _WalkedProgram:
+    """A program with the memory of its temporaries, and the bytes of its other values.
+
+    Raises UnsupportedError if a size is symbolic.
+    """
+
+    def __init__(self, program: Program | AnyJaxpr) -> None:
+        about = self.about = program_signature(program)
+        self.lent = donations(program)
+        donated = self.lent.by_result
+        bodies = BodyMemories()
+        try:
+            self.body = bodies.memory(live_part(expanded(about.jaxpr)), donated=donated)
+        except UnknownSize:
+            names = "=…, ".join(symbols_of(about.jaxpr))
+            raise UnsupportedError(
+                f"the memory of {about.name} needs sizes that are numbers",
+                f'write them in --args, or -p "specialize({names}=…)"',
+            ) from None
+        self.unknown = dict(bodies.unknown)
+        self.constant_values = _constants(program, about)
+        self.arguments, self.results = _size(about.arguments), _size(about.outputs)
+        self.constants = _size(self.constant_values)
+        self.donated = _size([about.outputs[position] for position in donated])
+        self.base = self.arguments + self.results + self.constants - self.donated
 
 
 def _size(values: Sequence[NamedValue]) -> int:

@@ -8,10 +8,11 @@ reads last. A call that XLA keeps, a loop and a branch also need the memory of t
 from __future__ import annotations
 
 import math
+from bisect import bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import takewhile
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -222,18 +223,22 @@ def _placed(
     rooms.sort(key=lambda room: -room.result.size)
     outside, in_rooms = [], []
     for buffer in sorted(temporaries, key=lambda buffer: -buffer.size):
-        fits = (room for room in _large(rooms, buffer.size) if room.takes(buffer))
-        room = next(fits, None) if buffer.size >= least else None
+        room = _room_for(buffer, rooms) if buffer.size >= least else None
         if room is None:
             outside.append(buffer)
         else:
-            room.held.append(buffer)
+            insort(room.held, (buffer.start, buffer.end))
             in_rooms.append(ValueInRoom(buffer, room.result))
     return outside, in_rooms
 
 
-def _large(rooms: list[_Room], size: int) -> Iterator[_Room]:
-    return takewhile(lambda room: room.result.size >= size, rooms)
+def _room_for(buffer: LiveBuffer, rooms: Iterable[_Room]) -> _Room | None:
+    for room in rooms:
+        if room.result.size < buffer.size:
+            return None
+        if room.takes(buffer):
+            return room
+    return None
 
 
 @dataclass(slots=True)
@@ -244,23 +249,23 @@ class _Room:
         result: The result.
         free_from: The time of the last use of a donated argument there; -1 without one.
         in_place: Whether the result can be written to the memory of an operand.
-        held: The values placed there.
+        held: The lifetimes of the values placed there, which do not overlap, in order.
     """
 
     result: LiveBuffer
     free_from: int
     in_place: bool
-    held: list[LiveBuffer]
+    held: list[tuple[int, int]]
 
     def takes(self, buffer: LiveBuffer) -> bool:
         """Return True if the room is free during the lifetime of a value."""
-        start = self.result.start
-        reuses_it = self.in_place and buffer.end == start and buffer.size == self.result.size
-        return (
-            (buffer.end < start or reuses_it)
-            and buffer.start > self.free_from
-            and all(other.end < buffer.start or other.start > buffer.end for other in self.held)
-        )
+        start, end = self.result.start, buffer.end
+        if end > start or buffer.start <= self.free_from:
+            return False
+        if end == start and not (self.in_place and buffer.size == self.result.size):
+            return False
+        count = bisect_right(self.held, end, key=itemgetter(0))
+        return not count or self.held[count - 1][1] < buffer.start
 
 
 # --- schedule -------------------------------------------------------------------------------------

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.dtypes import float0
+from jax.extend.core.primitives import jit_p
 
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.estimate import total_flops
-from jaxprtool.commands.memory.estimate import memory
+from jaxprtool.commands.memory.estimate import peak_memory
 from jaxprtool.commands.residuals import residuals as analysis
 from jaxprtool.commands.residuals.residuals import (
     Named,
@@ -39,14 +40,21 @@ from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.documents import bytes_of, in_bytes
-from jaxprtool.ir.equations import equations, free_variables, type_of
+from jaxprtool.ir.equations import (
+    equations,
+    free_variables,
+    substitute,
+    type_of,
+    with_operands,
+)
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.paths import unique
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, Programs, require_program
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.retrace import (
     chosen_argnums,
@@ -486,15 +494,51 @@ class _CheckpointedPlace:
         for asked, placement in self._placements:
             if asked.answers_like(policy):
                 return replace(placement, policy=source)
-        if policy in (POLICIES["everything_saveable"], POLICIES[_NOTHING]):  # known to JAX by `is`
-            return measured_placement(
-                self._program, self._argnums, self._only, source, self._compiled
-            )
+        # JAX knows these two by `is`.
+        is_plain = policy in (POLICIES["everything_saveable"], POLICIES[_NOTHING])
         asked = _RecordedPolicy(policy)
-        gradient = Vjp(argnums=self._argnums)(_checkpointed(self._program, self._only, asked))
+        gradient = Vjp(argnums=self._argnums)(self._under(policy if is_plain else asked))
         placement = _measured(gradient, self._only, source, self._compiled)
-        self._placements.append((asked, placement))
+        if not is_plain:
+            self._placements.append((asked, placement))
         return placement
+
+    def _under(self, policy: Callable[..., Any]) -> Program:
+        """Return the program with a policy here. JAX caches the derivatives of shared bodies."""
+
+        def rule(eqn: JaxprEqn) -> list[JaxprEqn] | None:
+            if eqn.params.get("policy") is not _placeholder:
+                return None
+            return [eqn.replace(params={**eqn.params, "policy": policy})]
+
+        program = self._checkpointed()
+        return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+
+    @cached_method
+    def _checkpointed(self) -> Program:
+        """Return the program with a placeholder for the policy.
+
+        Calls of one body are those of one jit that JAX inlines, whose derivative it caches. They
+        lose their source lines.
+        """
+        jits: dict[Jaxpr, Params] = {}
+
+        def called(eqn: JaxprEqn) -> JaxprEqn:
+            if eqn.params.get("policy") is not _placeholder:
+                return eqn
+            body = jaxcompat.open_jaxpr(eqn.params["jaxpr"])
+            if body not in jits:
+                jits[body] = jaxcompat.inlined_call_params(eqn)
+            return eqn.replace(primitive=jit_p, params=jits[body])
+
+        program = _checkpointed(self._program, self._only, _placeholder)
+        eqns = list(map(called, program.jaxpr.eqns))
+        return program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=eqns))
+
+
+def _placeholder(*_: Any, **__: Any) -> bool:
+    """Stand for the policies of a place."""
+    return False
 
 
 class _RecordedPolicy:
@@ -538,7 +582,7 @@ def _measured(gradient: Programs, only: Only, policy: str, compiled: bool) -> Pl
     kept_bytes = total_bytes(gradient["backward"])
     assert kept_bytes is not None
     stated = _compiled_bytes(whole) if compiled else None
-    peak = memory(whole)
+    peak = peak_memory(whole)
     unknown = tuple(peak.unknown)
     return Placement(only, policy, kept_bytes, peak.peak_bytes, total_flops(whole), stated, unknown)
 
@@ -556,17 +600,25 @@ def joined_halves(gradient: Programs) -> ClosedJaxpr:
     forward, backward = gradient["forward"], gradient["backward"]
     main = filled(forward.out_tree, range(forward.out_tree.num_leaves))[0]
     first, count = len(jax.tree.leaves(main)), residual_count(backward)
-    run_forward = jaxcompat.jaxpr_as_fun(forward.jaxpr)
-    run_backward = jaxcompat.jaxpr_as_fun(backward.jaxpr)
-    arguments = len(forward.in_avals)
-
-    def whole(*flat: Any) -> list[Any]:
-        outs = run_forward(*flat[:arguments])
-        back = run_backward(*outs[first : first + count], *flat[arguments:])
-        return [*outs[:first], *outs[first + count :], *back]
-
-    avals = [*forward.in_avals, *backward.in_avals[count:]]
-    return jaxcompat.trace_flat(whole, "gradient", avals)
+    ahead, back = forward.jaxpr, backward.jaxpr
+    passed = dict(zip(back.invars, ahead.outvars[first : first + count], strict=False))
+    constants = {
+        v: const
+        for half in (ahead, back)
+        for v, const in zip(half.constvars, half.consts, strict=True)
+    }
+    return jaxcompat.new_jaxpr(
+        list(constants),
+        list(constants.values()),
+        [*ahead.invars, *back.invars[count:]],
+        [
+            *ahead.outvars[:first],
+            *ahead.outvars[first + count :],
+            *substitute(back.outvars, passed),
+        ],
+        [*ahead.eqns, *(with_operands(eqn, passed) for eqn in back.eqns)],
+        ahead.debug_info._replace(arg_names=None, result_paths=None),
+    )
 
 
 def _compiled_bytes(jaxpr: ClosedJaxpr) -> int | None:

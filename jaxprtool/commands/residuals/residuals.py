@@ -452,11 +452,16 @@ class _BackwardSlice(NamedTuple):
 
     Attributes:
         work: The operations of its equations; None if that of one is unknown.
-        arguments: The positions of the jaxpr's arguments in it.
+        bits: The jaxpr's arguments in it, as a bit set.
     """
 
     work: Any
-    arguments: list[int]
+    bits: int
+
+    @property
+    def arguments(self) -> list[int]:
+        """The positions of the jaxpr's arguments in it."""
+        return [i for i, bit in enumerate(reversed(f"{self.bits:b}")) if bit == "1"]
 
 
 class _BackwardSlices:
@@ -478,7 +483,8 @@ class _BackwardSlices:
         holders: Collection[int],
         operations: Operations,
     ) -> None:
-        self._count = first = len(jaxpr.invars)
+        first = len(jaxpr.invars)
+        self._arguments = (1 << first) - 1
         self._weights = list(_weights(jaxpr, first, operations))
         unknown = [i for i, e in enumerate(jaxpr.eqns, first) if not operations.is_known(e)]
         self._unknown = _bits(unknown) if unknown else 0
@@ -514,7 +520,7 @@ class _BackwardSlices:
         work = None
         if not bits & self._unknown:
             work = sum(amount * (bits & same).bit_count() for amount, same in self._weights)
-        return _BackwardSlice(work, [i for i in range(self._count) if bits >> i & 1])
+        return _BackwardSlice(work, bits & self._arguments)
 
 
 def _weights(jaxpr: Jaxpr, first: int, operations: Operations) -> Iterator[tuple[Any, int]]:
@@ -654,7 +660,7 @@ class Saving:
             name = self._order.setdefault(label, len(self._order))
             size = size_of(var.aval, 0) * self._runs(jaxpr)
             self.bytes[label] = self.bytes.get(label, 0) + size
-        self._read(number, self._sources(jaxpr, eqn, var), name)
+        self._read(number, self._sources(jaxpr, position, var), name)
 
     def _expand_argument(self, number: int, jaxpr: Jaxpr, var: Any) -> None:
         place = self._flow.argument(jaxpr, var)
@@ -666,15 +672,25 @@ class Saving:
         for holder in self._flow.holders[jaxpr]:
             self._read(number, self._flow.origins(holder, place))
 
-    def _sources(self, jaxpr: Jaxpr, eqn: JaxprEqn, var: Any) -> Iterator[tuple[Jaxpr, Atom]]:
+    def _sources(self, jaxpr: Jaxpr, position: int, var: Any) -> Iterator[tuple[Jaxpr, Atom]]:
         """Yield the values that a result of an equation is computed from."""
+        eqn = jaxpr.eqns[position]
         control = regions(eqn)
         if control is None:
             yield from ((jaxpr, atom) for atom in eqn.invars)
             return
         yield from ((jaxpr, eqn.invars[i]) for i in control.predicates)
-        for number, atom in control.sources()[eqn.outvars.index(var)]:
-            yield control.jaxprs[number], atom
+        yield from self._results_inside(jaxpr, position)[var]
+
+    @cached_method
+    def _results_inside(self, jaxpr: Jaxpr, position: int) -> dict[Any, list[tuple[Jaxpr, Atom]]]:
+        """Return the results of bodies that each result of an equation with bodies may be."""
+        control = regions(jaxpr.eqns[position])
+        assert control is not None
+        return {
+            var: [(control.jaxprs[number], atom) for number, atom in sources]
+            for var, sources in zip(control.eqn.outvars, control.sources(), strict=True)
+        }
 
     def _read(self, reader: int, values: Any, name: int = -1) -> None:
         for jaxpr, atom in values:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import glob
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -25,13 +25,14 @@ from jaxprtool.errors import PipelineError, UnsupportedError, did_you_mean
 from jaxprtool.ir.dataflow import DefUse
 from jaxprtool.ir.documents import some
 from jaxprtool.ir.equations import bodies, equations, free_variables, named
+from jaxprtool.ir.equivalence import Unkeyable, parameters_key, value_key
 from jaxprtool.ir.paths import without_numbers
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import regions
+from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 # --- scoped checkpoint ----------------------------------------------------------------------------
 # `jax.checkpoint` on parts of a program: on its scopes, and the bodies of its loops.
@@ -115,6 +116,8 @@ class _Plan:
         self._scopes = ScopeReader(program.roots)
         self._known: set[Jaxpr] = set()
         self.groups: dict[Var, _CheckpointGroup] = {}
+        #: The calls, by group: JAX caches the derivative of a call by its jaxpr.
+        self.calls: dict[Hashable, ClosedJaxpr] = {}
         self.seen: dict[str, None] = {}
         self.levels: dict[str, CheckpointScopes] = {}
 
@@ -241,11 +244,37 @@ class _CheckpointRule:
 
     def _write(self, group: _CheckpointGroup) -> None:
         operands = list(free_variables(group.eqns))
-        debug = jaxcompat.DebugInfo("checkpoint", "checkpoint", None, None)
-        closed = jaxcompat.new_jaxpr((), (), operands, group.results, group.eqns, debug)
-        fun = self._checkpointed(jaxcompat.jaxpr_as_fun(closed))
-        outs = self._writer.trace(fun, operands, group.eqns[0])
+        first, key = group.eqns[0], _key(group, operands)
+        call = self._plan.calls.get(key)
+        if call is None:
+            debug = jaxcompat.DebugInfo("checkpoint", "checkpoint", None, None)
+            closed = jaxcompat.new_jaxpr((), (), operands, group.results, group.eqns, debug)
+            fun = self._checkpointed(jaxcompat.jaxpr_as_fun(closed))
+            call = self._plan.calls[key] = jaxcompat.traced_like(first, fun, operands)
+        outs = self._writer.splice(call, operands, first, keep_source=False)
         self._writer.env.update(zip(group.results, outs, strict=True))
+
+
+def _key(group: _CheckpointGroup, operands: Sequence[Var]) -> Hashable:
+    """Return a key that is equal for groups of the same equations, from the same source lines."""
+    numbers: dict[Atom, int] = {v: number for number, v in enumerate(operands)}
+    eqns: list[Hashable] = []
+    for eqn in group.eqns:
+        ins = [(v.aval, value_key(v.val)) if type(v) is Literal else numbers[v] for v in eqn.invars]
+        source = eqn.source_info.traceback, eqn.source_info.name_stack
+        eqns.append((eqn.primitive, _parameters(eqn), *ins, eqn.ctx, *source))
+        numbers.update((v, len(numbers) + i) for i, v in enumerate(eqn.outvars))
+    results = [numbers[v] for v in group.results]
+    return (*(v.aval for v in operands), *eqns, *results)
+
+
+def _parameters(eqn: JaxprEqn) -> Hashable:
+    """Return a key for parameters, in which jaxprs and functions are equal only to themselves."""
+    try:
+        opaque = eqn.effects or holds_jaxpr(eqn.params.values())
+        return tuple(map(id, eqn.params.values())) if opaque else parameters_key(eqn)[0]
+    except Unkeyable:
+        return tuple(map(id, eqn.params.values()))
 
 
 # --- named values ---------------------------------------------------------------------------------

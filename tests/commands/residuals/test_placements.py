@@ -56,14 +56,22 @@ def test_policies_that_answer_alike_are_measured_once(monkeypatch):
     def halved(w, x):
         return jnp.tanh(jnp.sin(x @ w) @ w).sum()
 
+    def equal(w, x):  # layers that share a body, and one that is like them
+        def block(x):
+            return jnp.sin(jnp.tanh(x @ w) @ w)
+
+        for _ in range(3):
+            x = block(x)
+        return block(jnp.cos(x)).sum()
+
     measured = []
     actual = policies._measured
     monkeypatch.setattr(policies, "_measured", lambda *a: measured.append(a[2]) or actual(*a))
-    for fun, count in (halved, 4), (mixed, 5):
+    for fun, count, rows in (halved, 4, 5), (mixed, 5, 5), (equal, 6, 8):
         measured.clear()
         program = trace(fun, jnp.ones((4, 4)), jnp.ones((8, 4)))
         found = residuals(program, peaks=True).placements
-        assert len(found) == 5 and len(measured) == count
+        assert len(found) == rows and len(measured) == count
         expected = [measured_placement(program, (0,), each.only, each.policy) for each in found]
         assert list(found) == expected
 

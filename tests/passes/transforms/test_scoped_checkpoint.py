@@ -144,3 +144,20 @@ def test_effects_are_refused():
 
     with pytest.raises(UnsupportedError, match=r"test_scoped_checkpoint.py.* has an effect"):
         trace(fun, X).apply("checkpoint(only='Block')")
+
+
+def test_equal_scopes_of_the_same_lines_share_a_body():
+    def layers(x, scales):
+        for i, scale in enumerate(scales):
+            with jax.named_scope("Layer"):
+                x = jnp.sin(x @ x) * scale
+            x = jnp.cos(x) + i
+        return x
+
+    def bodies(*scales):
+        program = trace(lambda x: layers(x, scales), jnp.ones((4, 4)))
+        program = program.apply("checkpoint(only='Layer')")
+        return [eqn.params["jaxpr"] for eqn in program.jaxpr.eqns if "policy" in eqn.params]
+
+    first, second, other = map(id, bodies(2.0, 2.0, 3.0))
+    assert first == second != other

@@ -23,7 +23,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, takewhile
+from itertools import groupby, pairwise, takewhile
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from jaxprtool import jaxcompat
@@ -90,7 +90,7 @@ class ScopeReader:
     def __init__(self, roots: Sequence[Root] = ()) -> None:
         self._frames, self._sources = frames_now(roots, chosen=False), SourceNames()
         self._levels: dict[object, tuple[_ScopeLevel, ...]] = {}
-        self._names: dict[str, NameScopes] = {}
+        self._names: dict[tuple[str, bool], NameScopes] = {}
 
     def parts(self, jaxpr: Jaxpr) -> tuple[Part, ...]:
         """Return the equations of a jaxpr, in order, as a tree by scope.
@@ -99,11 +99,22 @@ class ScopeReader:
         """
         return _tidy(self.calls(jaxpr))
 
-    def calls(self, jaxpr: Jaxpr) -> list[Part]:
-        """Return the equations of a jaxpr, in order, as a tree of all scopes and calls."""
+    def calls(self, jaxpr: Jaxpr, is_whole: bool = False) -> list[Part]:
+        """Return the equations of a jaxpr, in order, as a tree of all scopes and calls.
+
+        Args:
+            jaxpr: The open jaxpr.
+            is_whole: Whether a call stays one that is differentiated only in part, or in part under
+                `jax.checkpoint`. The parts of a gradient are then no scopes.
+        """
         name = jaxpr.debug_info.func_name
-        functions = self._without_common([self._functions(eqn) for eqn in jaxpr.eqns], name)
-        names = [self._name_scopes(eqn) for eqn in jaxpr.eqns]
+        functions = [self._functions(eqn) for eqn in jaxpr.eqns]
+        if is_whole:
+            functions = _with_callers(functions, name)
+            functions = [path[_depth_of(name, path) :] for path in functions]
+        else:
+            functions = self._without_common(functions, name)
+        names = [self._name_scopes(eqn, not is_whole) for eqn in jaxpr.eqns]
         paths = _with_name_scopes(list(zip(names, functions, strict=True)))
         return self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0)
 
@@ -123,11 +134,11 @@ class ScopeReader:
         """Return the names of the functions that an equation comes from, without their classes."""
         return {level.name.rpartition(".")[2] for level in self._functions(eqn)}
 
-    def _name_scopes(self, eqn: JaxprEqn) -> NameScopes:
-        text = jaxcompat.name_stack(eqn)
-        if text not in self._names:
-            self._names[text] = name_scopes(text)
-        return self._names[text]
+    def _name_scopes(self, eqn: JaxprEqn, gradients: bool) -> NameScopes:
+        key = text, _ = jaxcompat.name_stack(eqn), gradients
+        if key not in self._names:
+            self._names[key] = name_scopes(text, gradients)
+        return self._names[key]
 
     # --- the tree
 
@@ -232,8 +243,11 @@ _PASSES = {"transpose": _BACKWARD, "jvp": "forward"}
 _WRAPPED = re.compile(r"(jvp|transpose|vmap)\((.*)\)")
 
 
-def name_scopes(text: str) -> NameScopes:
-    """Split `outer/transpose(jvp(GPT))/Block_0` into scopes and transformations."""
+def name_scopes(text: str, gradients: bool = True) -> NameScopes:
+    """Split `outer/transpose(jvp(GPT))/Block_0` into scopes and transformations.
+
+    Without `gradients`, the transformations are dropped.
+    """
     transforms: tuple[str, ...] = ()
     scopes: list[str] = []
     for part in text.split("/") if text else ():
@@ -241,7 +255,7 @@ def name_scopes(text: str) -> NameScopes:
         while wrapped := _WRAPPED.fullmatch(part):
             around.append(wrapped[1])
             part = wrapped[2]
-        passes = [name for wrapper, name in _PASSES.items() if wrapper in around][:1]
+        passes = [name for wrapper, name in _PASSES.items() if gradients and wrapper in around][:1]
         if scopes:
             scopes += passes
         else:
@@ -329,6 +343,27 @@ def compiled_scopes(
     return {
         key: tuple(level.name for level in path) for key, path in zip(order, paths, strict=True)
     }
+
+
+def _with_callers(
+    paths: Sequence[tuple[_ScopeLevel, ...]], function: str
+) -> list[tuple[_ScopeLevel, ...]]:
+    """Return the functions of the equations of a `function`, with the callers that JAX leaves out.
+
+    It traces the body of `jax.checkpoint` without its callers. Equations that do not come from
+    `function` are in the functions that the equations before and after them are both in.
+    """
+    placed = [i for i, path in enumerate(paths) if _depth_of(function, path)]
+    filled = list(paths)
+    for first, last in pairwise(placed):
+        around = [
+            level
+            for level, other in zip(paths[first], paths[last], strict=False)
+            if level[:2] == other[:2]
+        ]
+        for i in range(first + 1, last):
+            filled[i] = (*around, *paths[i])
+    return filled
 
 
 def _depth_of(function: str, common: Sequence[_ScopeLevel]) -> int:

@@ -137,7 +137,7 @@ def _traced_calls(program: Program, name: str) -> Iterator[InnerFunction]:
     """Yield the calls of a function, or the scopes of a name, that were traced into a jaxpr."""
     reader, frames = ScopeReader(program.roots), frames_now(program.roots)
     for jaxpr, part in _jaxprs(program):
-        groups = list(_scopes_of(reader.calls(jaxpr), name, reader)) or [
+        groups = list(_scopes_of(reader.calls(jaxpr, is_whole=True), name)) or [
             [eqn for eqn in jaxpr.eqns if name in reader.functions(eqn)]
         ]
         for group in groups:
@@ -158,21 +158,14 @@ def _call_line(eqn: JaxprEqn, name: str, frames: Frames) -> str:
     return frames.text(lines[min(inside[-1] + 1, len(lines) - 1)]) if inside else "a scope"
 
 
-def _scopes_of(parts: Sequence[Part], name: str, reader: ScopeReader) -> Iterator[list[JaxprEqn]]:
-    """Yield the equations of each outermost scope of a name.
-
-    The parts of a gradient are scopes too, but not the functions `forward` and `backward`.
-    """
+def _scopes_of(parts: Sequence[Part], name: str) -> Iterator[list[JaxprEqn]]:
+    """Yield the equations of each outermost scope of a name."""
     for part in parts:
         if isinstance(part, ScopeCall):
-            eqns = list(_equations(part))
-            is_chosen = _plain(part.name) == name
-            if name in ("forward", "backward"):
-                is_chosen &= all(name in reader.functions(eqn) for eqn in eqns)
-            if is_chosen:
-                yield eqns
+            if _plain(part.name) == name:
+                yield list(_equations(part))
             else:
-                yield from _scopes_of(part.parts, name, reader)
+                yield from _scopes_of(part.parts, name)
 
 
 def _plain(scope: str) -> str:

@@ -108,3 +108,22 @@ def test_the_forward_part_of_a_gradient_is_no_function_of_that_name():
     program = jaxprtool.trace(jax.grad(lambda w: jnp.exp(forward(w)).sum()), jnp.ones(3))
     names = [eqn.primitive.name for eqn in inner_function(program, "forward")[0].jaxpr.eqns]
     assert "tanh" in names and "exp" not in names
+
+
+def test_a_call_that_is_only_in_part_differentiated_is_one_function():
+    def block(w, x, index):
+        return jnp.tanh(x[index] @ w) * jnp.cos(index)[:, None]
+
+    def objective(params, x, index):
+        h = jax.checkpoint(block)(params["w"], x, index + 1)
+        return jnp.sum(jax.checkpoint(block)(params["w"], jnp.cos(x), index * 2) * h)
+
+    def step(params, x, index):
+        return jax.value_and_grad(objective)(params, x, index)
+
+    index = jnp.array([0, 1])
+    inner, _ = inner_function(jaxprtool.trace(step, PARAMS, BATCH, index), "objective")
+    arguments = {"params['w']": PARAMS["w"], "x": BATCH, "index": index}
+    results = inner(*(arguments[name] for name in inner.arg_names))
+    value = objective(PARAMS, BATCH, index)
+    assert any(r.shape == () and np.allclose(r, value) for r in results)

@@ -66,7 +66,7 @@ _MODULES = {
 _NAME = re.compile(r"[^\W_]\w*(?:\.[^\W_]\w*)?")
 
 #: The registry of trees in which a part of a ref is a node.
-_REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
+_REGISTRY = getattr(tree_util, "tracing_registry", jax.tree_util.default_registry)
 
 
 @cache

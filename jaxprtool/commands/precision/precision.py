@@ -167,8 +167,6 @@ class _PrecisionSearch:
                 trial for trial, is_good in zip(more, good, strict=True) if not is_good
             ]
             more = [trial for trial, is_good in zip(more, good, strict=True) if is_good]
-            if len(kept) == len(places):  # nothing can be narrowed, on more inputs neither
-                break
         return self._found(kept, more, narrow_error)
 
     def _minimal(self, places: list[str]) -> list[str]:

@@ -505,8 +505,8 @@ def test_commands_know_no_pass_by_name():
 BUDGETS = {
     "backends": 12_000,
     "show samples/layers.py:loss": 28_500,
-    "cost samples/layers.py:loss": 30_000,
-    "nans samples/layers.py:loss": 31_000,
+    "cost samples/layers.py:loss": 30_500,
+    "nans samples/layers.py:loss": 31_500,
 }
 
 #: Runs a command, and prints the lines of the modules that are then imported.

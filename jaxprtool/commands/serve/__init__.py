@@ -5,6 +5,6 @@ from jaxprtool.registry import CommandInfo
 INFO = CommandInfo(
     panel="Reference",
     position=3,
-    summary="Answer command lines in a process that stays warm, for editors and assistants.",
+    summary="Answer commands from a warm process, for editors and agents.",
     run="jaxprtool.commands.serve.command:serve_command",
 )

@@ -39,7 +39,7 @@ _FORM = 'write {"id": 1, "command": ["cost", "train.py:step", "--json"]}'
 
 @command
 def serve_command(mcp: _Mcp = False) -> None:
-    """Answer command lines in a process that stays warm, for editors and assistants.
+    """Answer commands from a warm process, for editors and agents.
 
     Each line of stdin is a request, as '{"id": 1, "command": ["cost", "train.py:step", "--json"]}';
     each line of stdout is its answer, with `exit_code`, `stderr`, and `document` or `stdout`. A

@@ -5,6 +5,6 @@ from jaxprtool.registry import CommandInfo
 INFO = CommandInfo(
     panel="Reference",
     position=4,
-    summary="Print a page for a coding assistant: which command answers which question.",
+    summary="Print a page for coding agents: which command answers what.",
     run="jaxprtool.commands.skill.command:skill_command",
 )

@@ -10,7 +10,7 @@ from jaxprtool.cli.session import command
 
 @command
 def skill_command() -> None:
-    """Print a page for a coding assistant: which command answers which question.
+    """Print a page for coding agents: which command answers what.
 
     The page is Markdown with a name and a description, as assistants read skills from files.
 

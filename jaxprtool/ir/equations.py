@@ -208,15 +208,15 @@ def part_of(jaxpr: Jaxpr, eqns: Sequence[JaxprEqn], name: str) -> ClosedJaxpr:
     inside = set(map(id, eqns))
     there = free_variables([eqn for eqn in jaxpr.eqns if id(eqn) not in inside])
     here = {v for eqn in eqns for v in variables(eqn.invars)}
-    defined = [v for eqn in eqns for v in eqn.outvars if not isinstance(v, jaxcompat.DropVar)]
-    returned = [v for v in variables(jaxpr.outvars) if v in set(defined)]
+    outs = (v for eqn in eqns for v in eqn.outvars if not isinstance(v, jaxcompat.DropVar))
+    defined = dict.fromkeys(outs)
+    returned = [v for v in variables(jaxpr.outvars) if v in defined]
     unread = [v for v in defined if v not in there and v not in here]
     results = dict.fromkeys([*returned, *unread, *(v for v in defined if v in there)])
     free = free_variables(eqns)
-    arguments = [v for v in jaxpr.invars if v in free]
-    arguments += [v for v in free if v not in arguments]
+    arguments = dict.fromkeys([*(v for v in jaxpr.invars if v in free), *free])
     debug = jaxcompat.DebugInfo(name, name, None, None)
-    return jaxcompat.new_jaxpr((), (), arguments, list(results), eqns, debug)
+    return jaxcompat.new_jaxpr((), (), list(arguments), list(results), eqns, debug)
 
 
 def needed_equations(

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import count
 from typing import Any
 
 import jax
@@ -257,13 +258,14 @@ class _CheckpointRule:
 
 def _key(group: _CheckpointGroup, operands: Sequence[Var]) -> Hashable:
     """Return a key that is equal for groups of the same equations, from the same source lines."""
-    numbers: dict[Atom, int] = {v: number for number, v in enumerate(operands)}
+    fresh = count()
+    numbers: dict[Atom, int] = dict(zip(operands, fresh, strict=False))
     eqns: list[Hashable] = []
     for eqn in group.eqns:
         ins = [(v.aval, value_key(v.val)) if type(v) is Literal else numbers[v] for v in eqn.invars]
         source = eqn.source_info.traceback, eqn.source_info.name_stack
         eqns.append((eqn.primitive, _parameters(eqn), *ins, eqn.ctx, *source))
-        numbers.update((v, len(numbers) + i) for i, v in enumerate(eqn.outvars))
+        numbers.update(zip(eqn.outvars, fresh, strict=False))
     results = [numbers[v] for v in group.results]
     return (*(v.aval for v in operands), *eqns, *results)
 

@@ -161,3 +161,19 @@ def test_equal_scopes_of_the_same_lines_share_a_body():
 
     first, second, other = map(id, bodies(2.0, 2.0, 3.0))
     assert first == second != other
+
+
+def test_scopes_of_the_same_lines_that_read_other_values_do_not_share_a_body():
+    def layers(x, y):
+        outs = []
+        for reads_sine in (True, False):
+            with jax.named_scope("Layer"):
+                keys, values = jax.lax.sort((x, y), num_keys=1)
+                sine = jnp.sin(keys)
+                z = {True: sine, False: values}[reads_sine] * keys
+            outs.append(jnp.cos(z))
+        return outs
+
+    x, y = jnp.array([3.0, 1.0, 2.0]), jnp.array([5.0, 7.0, 9.0])
+    checkpointed = trace(layers, x, y).apply("checkpoint(only='Layer')")
+    np.testing.assert_allclose(checkpointed(x, y), layers(x, y))

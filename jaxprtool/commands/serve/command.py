@@ -27,7 +27,7 @@ _Mcp = Annotated[
     typer.Option(
         "--mcp",
         metavar="",
-        help="Speak the Model Context Protocol instead, with six tools. Needs jaxprtool[mcp].",
+        help="Speak the Model Context Protocol instead, with six tools. Needs the package mcp.",
     ),
 ]
 
@@ -53,7 +53,7 @@ def serve_command(mcp: _Mcp = False) -> None:
     """
     if mcp:
         if importlib.util.find_spec("mcp") is None:
-            raise OutputError("serve --mcp needs the package mcp", 'pip install "jaxprtool[mcp]"')
+            raise OutputError("serve --mcp needs the package mcp", 'pip install "mcp>=2"')
         from jaxprtool.commands.serve.tools import serve_tools
 
         serve_tools()
@@ -79,7 +79,10 @@ def answer_line(line: str, workers: Workers) -> dict[str, Any]:
         request = _read(line)
         number = request.get("id")
         words, timeout = _words(request), _timeout(request)
-        answer = workers.answer(words, timeout, bool(request.get("fresh")))
+        fresh = request.get("fresh", False)
+        if not isinstance(fresh, bool):
+            raise ArgumentsError(f"fresh is not true or false: {fresh!r}", _FORM)
+        answer = workers.answer(words, timeout, fresh)
     except JaxprToolError as error:
         hint = f"hint: {error.hint}\n" if error.hint else ""
         said = f"error: {error.message}\n{hint}"

@@ -234,6 +234,7 @@ def test_a_document_is_an_object_and_no_text():
         ('{"id": 7, "command": "serve"}', "this is `jaxprtool serve` already"),
         ('{"id": 7, "command": "cost", "timeout_s": 0}', "timeout_s is not a positive number"),
         ('{"id": 7, "command": "cost", "timeout_s": true}', "timeout_s is not a positive number"),
+        ('{"id": 7, "command": "cost", "fresh": "no"}', "fresh is not true or false"),
     ],
 )
 def test_a_wrong_request_is_answered(line, said):
@@ -245,7 +246,7 @@ def test_a_wrong_request_is_answered(line, said):
 def test_the_protocol_of_tools_needs_its_package(cli, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = cli("serve", "--mcp")
-    assert result.code == 2 and result.lines[1] == 'hint: pip install "jaxprtool[mcp]"'
+    assert result.code == 2 and result.lines[1] == 'hint: pip install "mcp>=2"'
 
 
 def test_a_command_traces_a_target_again_if_it_asks_twice(folder, capfd):

@@ -138,8 +138,8 @@ def test_imports_go_downward():
 INNER_FLOORS = {
     "ir": "differences|body_matching repetition|conversions donation equivalence meshes|mesh_sizes"
     "|program|ragged specialization|expansions matching symbols|custom_rules notation state"
-    "|dataflow rewrite|equations evaluation|regions scopes traits"
-    "|checkpoints frames hlo keys rules source_names"
+    "|dataflow rewrite|equations evaluation hlo|regions scopes traits"
+    "|checkpoints frames keys rules source_names"
     "|places source_text|backends documents dtypes paths process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents views",
@@ -245,13 +245,13 @@ def test_there_are_no_circular_imports():
 
 #: Files with lists of primitive names, and their purpose.
 NAME_LISTS = {
-    "commands/profile/lines.py": "operations of XLA, and primitives that are copies in it",
     "commands/shardings/reasons.py": "primitives that state a sharding, and operations of XLA",
     "commands/shardings/partitions.py": "operations of XLA",
     "ir/rules.py": "whose primitives they are, for the hint to install it",
     "ir/traits.py": "the table",
     "ir/hlo/buffers.py": "XLA's instructions, which are not primitives",
     "ir/hlo/module.py": "XLA's instructions",
+    "ir/hlo/origins.py": "XLA's instructions, and primitives that are copies in it",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
     "formats/python/rules/arrays.py": "a rule for each operator, registered in a loop",

@@ -128,6 +128,23 @@ class SourceLocation(NamedTuple):
         return SourceLocation(self.frame, self.behind[-1:])
 
 
+class Line(NamedTuple):
+    """A source line.
+
+    Attributes:
+        file: The path of the file.
+        line: The number of the line, from 1.
+        own: Whether it is the user's and not a library's.
+        behind: The file and line of each frame of libraries that it calls, the outermost first, if
+            lines are distinguished by these.
+    """
+
+    file: str
+    line: int
+    own: bool
+    behind: tuple[tuple[str, int], ...] = ()
+
+
 class Root(NamedTuple):
     """A folder whose files are the user's, and the folder that their paths are shown from."""
 

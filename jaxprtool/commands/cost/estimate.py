@@ -31,7 +31,7 @@ from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.dataflow import live_part
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import all_jaxprs, outer_first
-from jaxprtool.ir.frames import Frames, Root, frames_now
+from jaxprtool.ir.frames import Frames, Line, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
@@ -381,23 +381,6 @@ def collective_of(eqn: JaxprEqn) -> str | None:
 
 
 # --- lines ----------------------------------------------------------------------------------------
-
-
-class Line(NamedTuple):
-    """A source line.
-
-    Attributes:
-        file: The path of the file.
-        line: The number of the line, from 1.
-        own: Whether it is the user's and not a library's.
-        behind: The file and line of each frame of libraries that it calls, the outermost first, if
-            lines are distinguished by these.
-    """
-
-    file: str
-    line: int
-    own: bool
-    behind: tuple[tuple[str, int], ...] = ()
 
 
 class LineReader:

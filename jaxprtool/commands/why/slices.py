@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from jaxprtool.analysis.points import Kind, NamedPoint, point
-from jaxprtool.commands.cost.estimate import Line, LineReader
+from jaxprtool.commands.cost.estimate import LineReader
 from jaxprtool.commands.why.gradients import GradientFlow, gradient_flow
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.backends import cached_method
@@ -30,7 +30,7 @@ from jaxprtool.ir.dataflow import (
 )
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import bodies, has_ref_type, type_of
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import Line, frames_now
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import regions

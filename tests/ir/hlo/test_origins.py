@@ -6,10 +6,10 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.commands.profile.lines import OperationOrigins
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.module import compiled_module
+from jaxprtool.ir.hlo.origins import OperationOrigins
 from jaxprtool.ir.hlo.partitions import collectives
 from tests.programs.sharded import floats, mesh_of, under_jit
 

@@ -103,6 +103,7 @@ def find_entry(
     Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
     raises.
     """
+    _require_program(target)
     if not is_file(target):
         _require_run(target)
         specs = Specs(in_specs, out_specs)
@@ -149,9 +150,20 @@ def import_module(target: str) -> None:
 
     Raises TargetError, or UserFunctionError if the module raises.
     """
+    _require_program(target)
     if not is_file(target):
         _require_run(target)
         functions.resolve(target)
+
+
+def _require_program(target: str) -> None:
+    """Raise TargetError if a TARGET is an HLO module, which most commands do not read."""
+    from jaxprtool.formats.hlo import is_module
+
+    if is_module(target):
+        raise TargetError(
+            f"{_shown(target)} is an HLO module", "cost, diff, memory and show read it"
+        )
 
 
 def _require_run(target: str) -> None:

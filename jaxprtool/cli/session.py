@@ -37,6 +37,7 @@ from jaxprtool.errors import (
     MeshConflictError,
     OutputError,
     PipelineError,
+    TargetError,
     TooFewDevicesError,
 )
 from jaxprtool.ir import source_text
@@ -44,6 +45,7 @@ from jaxprtool.ir import source_text
 if TYPE_CHECKING:
     from jaxprtool.api.targets import ProgramEntry, RunInputs, TracedTarget
     from jaxprtool.cli.options import Reproducer
+    from jaxprtool.formats.hlo import StoredModule
     from jaxprtool.ir.program import Program
     from jaxprtool.loading.load import Entry
     from jaxprtool.passes.framework.pipeline import Observer, Pipeline
@@ -270,6 +272,21 @@ class FunctionOptions:
             replace(self, target=t, tracing=bare if file else self.tracing) for t, file in pairs
         ]
 
+    def module(self) -> StoredModule | None:
+        """Return the HLO module that TARGET names; None if it names a program.
+
+        Raises:
+            TargetError: If jaxlib cannot parse it, or an option is given that applies to programs.
+        """
+        from jaxprtool.formats.hlo import is_module, stored_module
+
+        if not is_module(self.target):
+            return None
+        if options := self.arguments():
+            raise TargetError(f"'{self.target}' is an HLO module: {options[0]} does not apply")
+        self.on_progress(f"reading {self.target}")
+        return stored_module(self.target)
+
     def import_module(self) -> None:
         """Import the module of TARGET, once: it may set the number of devices.
 
@@ -485,6 +502,13 @@ class Session:
         """Import JAX, and read -p. `cache` is as for `FunctionOptions.start`."""
         self.function.start(cache)
         _ = self.pipeline  # report errors in -p before anything is loaded
+
+    def module(self) -> StoredModule | None:
+        """Return the HLO module that TARGET names, or None; see `FunctionOptions.module`."""
+        stored = self.function.module()
+        if stored is not None and self.passes:
+            raise TargetError(f"'{self.target}' is an HLO module: -p does not apply")
+        return stored
 
     def traced(self, runs: bool = False, **more: Any) -> TracedTarget:
         """Return the program of TARGET and its arguments; see `FunctionOptions.trace`."""

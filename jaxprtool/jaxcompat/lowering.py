@@ -226,6 +226,33 @@ def exported_names(artifact: jax.export.Exported) -> tuple[dict[int, str], dict[
         )
 
 
+class HloSyntaxError(ValueError):
+    """Text that the HLO parser of this jaxlib does not accept.
+
+    Attributes:
+        line: The line, from 1; 0 if it is not known.
+        reason: What the parser says.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        place = re.search(r"was parsing (\d+):\d+: error: (.*)", message)
+        self.line = int(place[1]) if place else 0
+        self.reason = (place[2] if place else message).rpartition("error: ")[2].strip()
+
+
+def hlo_proto(text: str) -> bytes:
+    """Return the `HloModuleProto` of a module's text.
+
+    Raises:
+        HloSyntaxError: If the parser of this jaxlib does not accept it.
+    """
+    try:
+        return hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
+    except RuntimeError as error:
+        raise HloSyntaxError(str(error)) from None
+
+
 def hlo_text(computation: Any) -> str:
     """Return the text of an `XlaComputation`, with the names and source lines of its operations."""
     options = hlo.HloPrintOptions.short_parsable()

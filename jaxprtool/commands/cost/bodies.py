@@ -310,15 +310,15 @@ class Sums:
                 _add(tallies, lifted(key, item, body, number), tally)
             by_body.append(tallies)
         if item.held is None:
-            return _together(by_body)
+            return together(by_body)
         if item.held.kind == "branch":
-            return _either(by_body)
+            return either(by_body)
         count = trip_count(item.held)
         if count is not None:
-            return {key: tally.times(count) for key, tally in _together(by_body).items()}
-        for tally in (together := _together(by_body)).values():
+            return {key: tally.times(count) for key, tally in together(by_body).items()}
+        for tally in (sums := together(by_body)).values():
             tally.per_round = True
-        return together
+        return sums
 
 
 def _add(sums: Tallies, key: Key, tally: CostTally) -> None:
@@ -329,7 +329,8 @@ def _add(sums: Tallies, key: Key, tally: CostTally) -> None:
         there.add(tally)
 
 
-def _together(by_body: Iterable[Tallies]) -> Tallies:
+def together(by_body: Iterable[Tallies]) -> Tallies:
+    """Return the costs of each group over bodies that all run."""
     sums: Tallies = {}
     for tallies in by_body:
         for key, tally in tallies.items():
@@ -337,7 +338,7 @@ def _together(by_body: Iterable[Tallies]) -> Tallies:
     return sums
 
 
-def _either(branches: list[Tallies]) -> Tallies:
+def either(branches: list[Tallies]) -> Tallies:
     """Return the range of costs of each group, over branches of which one runs."""
     nothing = CostTally()
     ranges: Tallies = {}

@@ -12,21 +12,27 @@ from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from jaxprtool.analysis.devices import DeviceSpec
     from jaxprtool.api.targets import RunInputs
+    from jaxprtool.commands.cost.estimate import Cost
+    from jaxprtool.commands.shardings.partitions import Shardings
     from jaxprtool.ir.program import Program
 
 _COUNTED = Panel("Cost")
 
 
 #: The groupings of the cost.
-By = Literal["line", "scope", "primitive", "dtype", "argument"]
+By = Literal["line", "scope", "primitive", "dtype", "argument", "kernel"]
 
 _By = Annotated[
     By,
     _COUNTED.choice(
         "--by",
         By,
-        "Group by source line, module scope, primitive, dtype, or argument read.",
+        "Group by source line, module scope, primitive, dtype, argument read, or kernel of an HLO "
+        "module.",
     ),
 ]
 _Seconds = Annotated[
@@ -65,13 +71,15 @@ def cost_command(
     """Estimate FLOPs and memory traffic; --measure also times it.
 
     Loops are counted once per iteration, calls once per call, and branches as a range from the
-    cheapest to the most expensive. Bytes are the memory traffic that remains after fusion.
+    cheapest to the most expensive. Bytes are the memory traffic that remains after fusion. Of an
+    HLO module, a file or a module in a folder of --xla_dump_to, the kernels are counted.
 
     [bold]Examples[/]
 
       jaxprtool cost samples/transformer.py:loss -p grad
       jaxprtool cost samples/transformer.py:loss --by scope --device h100
       jaxprtool cost jax.numpy:matmul --args "f32[n,d], f32[d,d]"
+      jaxprtool cost dump/jit_step --by kernel
     """
     most = options.row_limit(top, all)
     if seconds is not None and measure:
@@ -80,19 +88,32 @@ def cost_command(
         raise OutputError("--bandwidth times the collectives of --compiled", "add --compiled")
     session.start()
     from jaxprtool.analysis.devices import device_named, interconnect_named
-    from jaxprtool.commands.cost import table as render
     from jaxprtool.commands.cost.estimate import cost as found_cost
     from jaxprtool.commands.cost.estimate import with_times
+    from jaxprtool.commands.cost.table import symbols_in
 
     on = None if device is None else device_named(device)
     link = None if bandwidth is None else interconnect_named(bandwidth)
+    if (stored := session.module()) is not None:
+        if measure or compiled or pprof is not None:
+            raise OutputError("--measure, --compiled and --pprof need a program, not an HLO module")
+        from jaxprtool.commands.cost.modules import module_cost
+
+        session.on_progress("counting")
+        _write([with_times(module_cost(stored.module, by), on, seconds)], on, most, json)
+        return
+    if by == "kernel":
+        raise OutputError(
+            "--by kernel groups the kernels of an HLO module",
+            "write one with `jaxprtool emit TARGET --to hlo-optimized -o FILE.hlo`",
+        )
     traced = session.traced()
     named = session.programs(traced)
     programs = [program for _, program in named]
     session.on_progress("counting")
     estimates = [found_cost(program, by) for program in programs]
     if on is not None or measure:
-        require_numbers(any(map(render.symbols_in, estimates)))
+        require_numbers(any(map(symbols_in, estimates)))
     if pprof is not None:
         program = only_program("--pprof takes", [(program.name, program) for program in programs])
         with output.written_file(pprof) as file:
@@ -111,11 +132,21 @@ def cost_command(
     estimates = [
         with_times(estimate, on, time) for estimate, time in zip(estimates, taken, strict=True)
     ]
-    if json:
-        from jaxprtool.commands.cost.table import CostDocument
+    _write(estimates, on, most, json, split)
 
-        first = estimates[0]
-        output.write_json(CostDocument(first.total, first.groups, estimates, split))
+
+def _write(
+    costs: Sequence[Cost],
+    device: DeviceSpec | None,
+    most: int | None,
+    json: bool,
+    split: Shardings | None = None,
+) -> None:
+    """Write costs as a document or as tables, after those of the devices of a single program."""
+    from jaxprtool.commands.cost.table import CostDocument, cost_table
+
+    if json:
+        output.write_json(CostDocument(costs[0].total, costs[0].groups, costs, split))
         return
     if split is not None:
         from jaxprtool.commands.shardings.table import device_tables
@@ -123,9 +154,7 @@ def cost_command(
         output.write_rendered(device_tables(split, output.width(), most))
         output.write_text("")
     beside = split is not None
-    output.write_each(
-        render.cost_table(estimate, output.width(), most, on, beside) for estimate in estimates
-    )
+    output.write_each(cost_table(cost, output.width(), most, device, beside) for cost in costs)
 
 
 def require_numbers(is_symbolic: object) -> None:

@@ -128,7 +128,7 @@ class Cost(Printed):
     """
 
     name: str
-    by: By
+    by: By | Literal["kernel"]
     total: Group
     per_device: Group | None
     groups: tuple[Group, ...]
@@ -186,7 +186,7 @@ def _dead(bodies: BodyCosts, jaxpr: Jaxpr) -> Group | None:
     if all(len(run.inside) == len(run.jaxpr.eqns) for run in live.runs()):
         return None
     tally = Sums(bodies, ByUse(live.members()))[jaxpr].get(False)
-    return None if tally is None else _group(tally)
+    return None if tally is None else group_of(tally)
 
 
 class Sides(NamedTuple):
@@ -228,13 +228,13 @@ def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
     sides: dict[Line | None, Sides] = {}
     for line in dict.fromkeys(line for line, _ in sums):
         both = [sums.get((line, backward), CostTally()) for backward in (False, True)]
-        merged = _merged(("", tally) for tally in both)[""]
-        sides[line] = Sides(*map(_group, (merged, *both)))
+        both_sides = merged(("", tally) for tally in both)[""]
+        sides[line] = Sides(*map(group_of, (both_sides, *both)))
     return CostBySide(_total(bodies, jaxpr), sides, dict(bodies.unknown))
 
 
 def _total(bodies: BodyCosts, jaxpr: Jaxpr, all_devices: bool = True) -> Group:
-    return _group(Sums(bodies, Whole(), all_devices)[jaxpr].get("", CostTally()))
+    return group_of(Sums(bodies, Whole(), all_devices)[jaxpr].get("", CostTally()))
 
 
 def _order(typical: Mapping[str, int]) -> Callable[[Group], Any]:
@@ -255,8 +255,8 @@ def _groups(by: By, about: ProgramSignature, bodies: BodyCosts) -> list[Group]:
         sums = Sums(bodies, ByLine(lines))[jaxpr]
         return [_by_line(key, tally, lines, frames) for key, tally in sums.items()]
     if by == "scope":
-        scopes = _merged(_prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr]))
-        return [_group(tally, "/".join(path), path=path) for path, tally in scopes.items()]
+        scopes = merged(prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr].items()))
+        return [group_of(tally, "/".join(path), path=path) for path, tally in scopes.items()]
     if by == "argument":
         names = argument_names([value.name for value in about.arguments], len(jaxpr.constvars))
         return _named(Sums(bodies, ByArgument())[jaxpr], names)
@@ -267,36 +267,38 @@ def _groups(by: By, about: ProgramSignature, bodies: BodyCosts) -> list[Group]:
 def _named(sums: Tallies, name: Callable[[Any], str]) -> list[Group]:
     """Return the groups with names, merging those with the same name."""
     return [
-        _group(tally, name)
-        for name, tally in _merged((name(k), t) for k, t in sums.items()).items()
+        group_of(tally, name)
+        for name, tally in merged((name(k), t) for k, t in sums.items()).items()
     ]
 
 
-def _prefixes(sums: Tallies) -> Iterator[tuple[Any, CostTally]]:
+def prefixes(sums: Iterable[tuple[Any, CostTally]]) -> Iterator[tuple[Any, CostTally]]:
     """Yield each group, whose key is a path, once for each prefix of the path."""
-    for path, tally in sums.items():
+    for path, tally in sums:
         for end in range(1, len(path) + 1) if path else [0]:
             yield path[:end], tally
 
 
-def _merged(tallies: Iterable[tuple[Any, CostTally]]) -> Tallies:
-    merged: Tallies = {}
+def merged(tallies: Iterable[tuple[Any, CostTally]]) -> Tallies:
+    """Return the tallies of groups, those of one group added."""
+    sums: Tallies = {}
     for key, tally in tallies:
-        merged.setdefault(key, CostTally()).add(tally)
-    return merged
+        sums.setdefault(key, CostTally()).add(tally)
+    return sums
 
 
-def _group(tally: CostTally, name: str = "", **more: Any) -> Group:
+def group_of(tally: CostTally, name: str = "", **more: Any) -> Group:
+    """Return a group with a tally."""
     return Group(name, tally.most, tally.least, tally.per_round, tally.products, **more)
 
 
 def _by_line(key: Line | None, tally: CostTally, lines: LineReader, frames: Frames) -> Group:
     if key is None:
-        return _group(tally)
+        return group_of(tally)
     place, called = lines.place(key), list(lines.behind.get(key, {}))
     if not place.library and len(called) == 1 and called[0] is not None:
         place = place.calling(frames.text(called[0]))
-    return _group(tally, str(place.user), line=key, place=place)
+    return group_of(tally, str(place.user), line=key, place=place)
 
 
 # --- groupings ------------------------------------------------------------------------------------
@@ -532,7 +534,7 @@ def cost_by_frame(program: Program | AnyJaxpr) -> list[FrameCost]:
     jaxpr, frames = about.jaxpr, frames_now(about.roots)
     grouping = ByFrame(ByScope(jaxpr, about.roots), ByLine(LineReader(frames)))
     sums = Sums(BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE)), grouping)[jaxpr]
-    by_path = _merged(
+    by_path = merged(
         ((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally)
         for (scope, line), tally in sums.items()
     )

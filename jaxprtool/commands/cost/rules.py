@@ -254,13 +254,11 @@ def _convolution(eqn: JaxprEqn) -> Work:
         params["rhs_dilation"],
         strict=True,
     ):
-        number *= _multiplied_pairs(
-            x[i], kernel[j], result[k], stride, padding[0], dilation, spread
-        )
+        number *= multiplied_pairs(x[i], kernel[j], result[k], stride, padding[0], dilation, spread)
     return _multiply_adds(eqn, number)
 
 
-def _multiplied_pairs(
+def multiplied_pairs(
     size: Any, window: Any, windows: Any, stride: int, low: Any, dilation: int, spread: int
 ) -> Any:
     """Return how many pairs of an element and a window position are multiplied along an axis."""

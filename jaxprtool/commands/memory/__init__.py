@@ -8,7 +8,10 @@ INFO = CommandInfo(
     summary="Estimate the peak memory, and list what is live at the peak.",
     run="jaxprtool.commands.memory.command:memory_command",
     rules={"memory": "jaxprtool.commands.memory.walk:workspace_rules"},
-    documents=("jaxprtool.commands.memory.table:MemoryDocument",),
+    documents=(
+        "jaxprtool.commands.memory.table:MemoryDocument",
+        "jaxprtool.commands.memory.table:ModuleMemoryDocument",
+    ),
     tables=(
         (
             "jaxprtool.commands.memory.compiled:CompiledPeak",

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.errors import CheckError, OutOfMemoryError, UnsupportedError
+from jaxprtool.errors import CheckError, OutOfMemoryError, OutputError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.cli.output import OnProgress
     from jaxprtool.commands.memory.compiled import CompiledPeak
     from jaxprtool.commands.memory.estimate import Memory
+    from jaxprtool.formats.hlo import StoredModule
     from jaxprtool.render.terminal.tables import Rendering
 
 _Out = Annotated[
@@ -65,13 +66,15 @@ def memory_command(
 
     This estimates what XLA needs after fusion; only --compiled compiles. Each row has the line that
     makes a value and the equation that reads it last. Similar values share a row. Below the table
-    are arguments that the function could donate, and by how much the peak would fall.
+    are arguments that the function could donate, and by how much the peak would fall. An HLO module
+    has XLA's buffers if its file has them, and otherwise those of its schedule.
 
     [bold]Examples[/]
 
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:train_step --top 5 -o memory.svg
       jaxprtool memory samples/transformer.py:train_step --compiled --limit 16GiB
+      jaxprtool memory dump/jit_step
     """
     from jaxprtool.commands.memory import table
     from jaxprtool.ir.documents import bytes_of
@@ -85,6 +88,12 @@ def memory_command(
     from jaxprtool.commands.memory.estimate import memory as found_memory
     from jaxprtool.commands.memory.table import compiled_table
 
+    if (stored := session.module()) is not None:
+        if compiled or out is not None or pprof is not None:
+            raise OutputError("--compiled, -o and --pprof need a program, not an HLO module")
+        rows = options.row_limit(top, all, options.TALL_ROWS)
+        require_within(most, [_module_memory(stored, rows, json)])
+        return
     traced = session.traced()
     programs = session.programs(traced)
     if out is not None:
@@ -127,8 +136,20 @@ def memory_command(
             render.memory_table(estimate, output.width(), shown, missing=entry)
             for estimate, entry in zip(estimates, missing, strict=True)
         )
-    if most is not None:
-        require_within(most, [peak] if peak is not None else estimates)
+    require_within(most, [peak] if peak is not None else estimates)
+
+
+def _module_memory(stored: StoredModule, rows: int | None, json: bool) -> CompiledPeak:
+    """Write the memory of an HLO module, and return it."""
+    from jaxprtool.commands.memory.compiled import module_peak
+    from jaxprtool.commands.memory.table import ModuleMemoryDocument, compiled_table
+
+    peak = module_peak(stored)
+    if json:
+        output.write_json(ModuleMemoryDocument(peak.peak_bytes, peak))
+    else:
+        output.write_rendered(compiled_table(peak, output.width(), rows))
+    return peak
 
 
 def _profile(estimate: Memory) -> bytes:
@@ -162,8 +183,10 @@ def measured_peak(inputs: RunInputs) -> CompiledPeak:
     return compiled_memory(inputs.program, [inputs.values.get(name) for name in names])
 
 
-def require_within(limit: int, peaks: Sequence[Memory | CompiledPeak]) -> None:
-    """Raise CheckError for the first program that needs more than `limit` bytes."""
+def require_within(limit: int | None, peaks: Sequence[Memory | CompiledPeak]) -> None:
+    """Raise CheckError for the first program that needs more than `limit` bytes, if it is given."""
+    if limit is None:
+        return
     from jaxprtool.commands.memory.compiled import estimated_lines
     from jaxprtool.commands.memory.estimate import Memory
     from jaxprtool.ir.documents import in_bytes

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from jaxprtool.commands.memory.estimate import Memory, memory
-from jaxprtool.errors import ArgumentsError
+from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.formats.lowering import compiled
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import Printed, document, some
@@ -31,6 +32,7 @@ from jaxprtool.ir.hlo.buffers import (
     PlacedBuffer,
     Position,
     buffer_assignment,
+    scheduled_assignment,
 )
 from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
 from jaxprtool.ir.paths import common_path, without_numbers
@@ -133,13 +135,15 @@ class CompiledPeak(Printed):
         unused_bytes: The part of `temporary_bytes` that holds no value at the peak.
         unshared_bytes: The bytes that the temporaries would need if none shared memory.
         at: The line of the operation that runs at the peak, and its primitive.
-        estimate_bytes: The peak that was estimated without compiling.
+        estimate_bytes: The peak that was estimated without compiling; None for an HLO module.
         estimate_is_whole: Whether the estimate counts the global size of arrays that are sharded
             over several devices.
         buffers: The buffers at the peak, the largest first; they add up to `peak_bytes`.
         lines: The bytes by line, and the estimated ones, the largest first.
         unknown: The number of equations of each primitive whose memory the estimate does not count,
             besides that of their operands and results.
+        by_schedule: Whether this is the least memory that the schedule of a module needs, because
+            XLA's own assignment is not in its file.
     """
 
     name: str
@@ -153,11 +157,41 @@ class CompiledPeak(Printed):
     unused_bytes: int
     unshared_bytes: int
     at: str
-    estimate_bytes: int
+    estimate_bytes: int | None
     estimate_is_whole: bool
     buffers: tuple[PeakBuffer, ...]
     lines: tuple[LineBytes, ...]
     unknown: Mapping[str, int] = field(default_factory=dict)
+    by_schedule: bool = False
+
+
+def module_peak(stored: StoredModule) -> CompiledPeak:
+    """Return the memory of an HLO module that was read from a file.
+
+    It is XLA's assignment if the file has it, and otherwise that of `scheduled_assignment`.
+
+    Raises:
+        UnsupportedError: If the module is not scheduled, because XLA has not optimized it yet.
+    """
+    module, assignment = stored.module, stored.assignment
+    if not module.schedule:
+        raise UnsupportedError(
+            f"{module.name} has no schedule, so its memory is not known",
+            "read the module after XLA's optimizations",
+        )
+    by_schedule = assignment is None
+    peak = _peak_of(
+        module,
+        scheduled_assignment(module) if assignment is None else assignment,
+        _result_names(module),
+        frames_now(),
+    )
+    return replace(peak, by_schedule=by_schedule)
+
+
+def _result_names(module: HloModule) -> list[str]:
+    parts = module.entry.root.shape.parts
+    return [f"result[{i}]" for i in range(len(parts))] or ["result"]
 
 
 def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> CompiledPeak:
@@ -173,7 +207,23 @@ def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> Compiled
     """
     module = compiled_module(compiled)
     assignment = buffer_assignment(compiled, module)
-    reader = _BufferDescriber(program, module, assignment)
+    peak = _peak_of(module, assignment, program.out_names, frames_now(program.roots))
+    return replace(
+        peak,
+        name=program.name,
+        devices=len(compiled.runtime_executable().local_devices()),
+        estimate_bytes=estimate.peak_bytes,
+        estimate_is_whole=bool(estimate.left_to_partitioner),
+        lines=_lines(peak.buffers, estimate),
+        unknown=estimate.unknown,
+    )
+
+
+def _peak_of(
+    module: HloModule, assignment: BufferAssignment, results: Sequence[str], frames: Frames
+) -> CompiledPeak:
+    """Return the memory of a module, whose results have these names."""
+    reader = _BufferDescriber(module, assignment, results, frames)
     counted = [allocation for allocation in assignment.allocations if not allocation.is_local]
     temporaries = [allocation for allocation in counted if allocation.is_temporary]
     time = reader.ranges.peak(temporaries)
@@ -183,8 +233,8 @@ def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> Compiled
     rest = [PeakBuffer(unused, UNKNOWN, "between buffers", "unused", 1, "")] if unused else []
     buffers = _grouped([*fixed, *values, *rest])
     return CompiledPeak(
-        program.name,
-        len(compiled.runtime_executable().local_devices()),
+        module.name,
+        module.devices,
         _size(counted),
         _size(allocation for allocation in counted if allocation.parameter is not None),
         _size(allocation for allocation in counted if allocation.is_result),
@@ -198,11 +248,10 @@ def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> Compiled
         unused,
         sum(reader.unshared(allocation) for allocation in temporaries),
         reader.at(time),
-        estimate.peak_bytes,
-        bool(estimate.left_to_partitioner),
+        None,
+        False,
         buffers,
-        _lines(buffers, estimate),
-        estimate.unknown,
+        _lines(buffers, None),
     )
 
 
@@ -213,29 +262,34 @@ def _size(allocations: Iterable[Allocation]) -> int:
 class _BufferDescriber:
     """Describes the buffers of a module."""
 
-    def __init__(self, program: Program, module: HloModule, assignment: BufferAssignment):
+    def __init__(
+        self,
+        module: HloModule,
+        assignment: BufferAssignment,
+        results: Sequence[str],
+        frames: Frames,
+    ) -> None:
         self._module, self._assignment = module, assignment
         self.ranges = LiveRanges(module, assignment)
-        frames = frames_now(program.roots)
         self._origins = BufferOrigins(module, assignment, self.ranges, frames)
         self._places = {
             placed.buffer.id: (allocation.index, placed)
             for allocation in assignment.allocations
             for placed in allocation.placed
         }
-        self._results = self._named_results(program)
+        self._results = self._named_results(results)
         parameters = (op for op in module.entry.instructions if op.opcode == "parameter")
         self._parameters = {parameter.parameter_number: parameter for parameter in parameters}
 
-    def _named_results(self, program: Program) -> dict[int, tuple[Buffer, list[str]]]:
+    def _named_results(self, names: Sequence[str]) -> dict[int, tuple[Buffer, list[str]]]:
         """Return the buffer and the names of the results in each allocation."""
         root = self._module.entry.root
         parts = range(len(root.shape.parts))
         positions: list[Position] = [(root.id, (i,)) for i in parts] or [(root.id, ())]
         results: dict[int, tuple[Buffer, list[str]]] = {}
         # The tokens of effects come before the results of the program.
-        first = len(positions) - len(program.out_names)
-        for name, position in zip(program.out_names, positions[first:], strict=True):
+        first = len(positions) - len(names)
+        for name, position in zip(names, positions[first:], strict=True):
             if (buffer := self.ranges.buffer_at(position)) is not None:
                 results.setdefault(self._places[buffer.id][0], (buffer, []))[1].append(name)
         return results
@@ -333,12 +387,12 @@ def _grouped(buffers: Iterable[PeakBuffer]) -> tuple[PeakBuffer, ...]:
     return tuple(sorted(merged, key=lambda value: -value.bytes))
 
 
-def _lines(buffers: Iterable[PeakBuffer], estimate: Memory) -> tuple[LineBytes, ...]:
+def _lines(buffers: Iterable[PeakBuffer], estimate: Memory | None) -> tuple[LineBytes, ...]:
     """Return the buffers of each line, and their bytes beside those of the estimate."""
     by_line = defaultdict[str, list[PeakBuffer]](list)
     for buffer in buffers:
         by_line[_line(buffer.kind, buffer.line)].append(buffer)
-    estimated = estimated_lines(estimate)
+    estimated = {} if estimate is None else estimated_lines(estimate)
     lines = (
         LineBytes(
             line,

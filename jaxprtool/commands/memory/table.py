@@ -283,21 +283,22 @@ def compiled_table(
         top: The number of lines shown; None for all.
         option: The option that shows all; "" if none does.
     """
+    is_estimated = peak.estimate_bytes is not None
     columns = (
         views.share_column(is_summed=True),
         views.number_column("bytes", in_bytes),
-        views.number_column("estimate", in_bytes),
+        *([views.number_column("estimate", in_bytes)] if is_estimated else ()),
         views.Column("line and its buffers"),
     )
     rows = []
     for line in peak.lines:
-        sizes = map(views.bytes_cell, (line.bytes, line.estimate_bytes))
+        sizes = (line.bytes, line.estimate_bytes) if is_estimated else (line.bytes,)
         cells = [
             views.share(line.bytes, peak.peak_bytes),
-            *sizes,
+            *map(views.bytes_cell, sizes),
             views.Cell(BinderToken(line.line)),
         ]
-        rows.append(views.RowGroup(cells, list(_buffers(line))))
+        rows.append(views.RowGroup(cells, list(_buffers(line, len(sizes)))))
     table = drawn(views.Table("", columns, rows), top, option)
     heading = Text(heading_text(peak), style=tables.HEADING)
     return Rendering(Group(heading, *map(Text, peak_facts(peak)), Text(), table), width)
@@ -306,7 +307,10 @@ def compiled_table(
 def heading_text(peak: CompiledPeak) -> str:
     """Return the peak and the estimate: `loss: 1.5 MiB compiled, 1.4 MiB estimated`."""
     where = f" on each of {peak.devices} devices" if peak.devices > 1 else ""
-    size, estimate = in_bytes(peak.peak_bytes), in_bytes(peak.estimate_bytes)
+    size = in_bytes(peak.peak_bytes)
+    if peak.estimate_bytes is None:
+        return f"{peak.name}: {'at least ' if peak.by_schedule else ''}{size}{where}"
+    estimate = in_bytes(peak.estimate_bytes)
     whole = " with whole arrays" if peak.estimate_is_whole else ""
     left_out = f", {more}" if (more := unknown_text(peak.unknown)) else ""
     return f"{peak.name}: {size} compiled{where}, {estimate} estimated{whole}{left_out}"
@@ -327,23 +331,26 @@ def peak_facts(peak: CompiledPeak) -> Iterator[str]:
         yield f"peak at {peak.at}"
     if parts:
         yield parts
-    if peak.temporary_bytes:
+    if peak.by_schedule:
+        yield "by the schedule: XLA's assignment of buffers is not in the file, and may need more"
+    if peak.temporary_bytes and not peak.by_schedule:
         values, room = in_bytes(peak.unshared_bytes), in_bytes(peak.temporary_bytes)
         unused = share_text(peak.unused_bytes, peak.temporary_bytes)
         yield f"values of {values} share the {room} of temporaries; {unused} is unused at the peak"
 
 
-def _buffers(line: LineBytes) -> Iterator[views.Row]:
-    """Yield the sizes and descriptions of the largest buffers of a line."""
+def _buffers(line: LineBytes, columns: int) -> Iterator[views.Row]:
+    """Yield the sizes, in one of some columns, and descriptions of a line's largest buffers."""
+    rest_of = [""] * (columns - 1)
     for buffer in line.buffers[:_BUFFERS]:
         type_ = f"{times(buffer.count, buffer.type)} " if buffer.type else ""
         note = _note(buffer, line.line)
         what = [Type(type_), PrimitiveName(buffer.what), Comment(f", {note}" if note else "")]
-        yield ["", Comment(in_bytes(buffer.bytes)), "", views.Cell(what, indent=1)]
+        yield ["", Comment(in_bytes(buffer.bytes)), *rest_of, views.Cell(what, indent=1)]
     if rest := line.buffers[_BUFFERS:]:
         what = [Comment(plural(len(rest), "other"))]
         size = in_bytes(sum(buffer.bytes for buffer in rest))
-        yield ["", Comment(size), "", views.Cell(what, indent=1)]
+        yield ["", Comment(size), *rest_of, views.Cell(what, indent=1)]
 
 
 def _note(buffer: PeakBuffer, line: str) -> str:
@@ -452,6 +459,13 @@ def memory_line(memory: TemporaryMemory) -> str:
 def multiple_text(number: float) -> str:
     """Return a ratio as a text, with a decimal if it is small."""
     return f"{number:.1f}" if number < 10 else f"{number:,.0f}"
+
+
+class ModuleMemoryDocument(NamedTuple):
+    """`memory`, of an HLO module."""
+
+    peak_bytes: Annotated[int, "The bytes that the module needs on each device."]
+    compiled: Annotated[CompiledPeak, "Its buffers at the peak."]
 
 
 @document(optional=("compiled", "donatable"))

@@ -345,6 +345,11 @@ class LiveRanges:
             return instruction.operands[0], index
         if instruction.opcode == "get-tuple-element":
             return instruction.operands[0], (instruction.tuple_index, *index)
+        if instruction.opcode.endswith("-done"):
+            start = self._module.instructions[instruction.operands[0]]
+            return start.id, (*_started(start), *index)
+        if instruction.opcode.endswith("-start") and index and index[:1] != _started(instruction):
+            return instruction.operands[0], index[1:]
         if instruction.opcode == "tuple" and index:
             return instruction.operands[index[0]], index[1:]
         if instruction.opcode == "while":
@@ -424,3 +429,210 @@ def _indices(shape: HloShape) -> Iterator[tuple[int, ...]]:
     for i, part in enumerate(shape.parts):
         for index in _indices(part):
             yield (i, *index)
+
+
+# --- buffers by the schedule ----------------------------------------------------------------------
+# The memory that a module needs by its schedule, where XLA's assignment is not known, as for TPUs
+# and for the text of a module.
+
+#: Instructions that XLA computes in the memory of an operand of the same size that is not read
+#: later: element by element, also in fusions.
+_ELEMENTWISE = frozenset(
+    (
+        "abs",
+        "add",
+        "and",
+        "bitcast",
+        "ceil",
+        "clamp",
+        "compare",
+        "convert",
+        "copy",
+        "cosine",
+        "divide",
+        "exponential",
+        "exponential-minus-one",
+        "floor",
+        "is-finite",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "power",
+        "remainder",
+        "rsqrt",
+        "select",
+        "sign",
+        "sine",
+        "sqrt",
+        "subtract",
+        "tan",
+        "tanh",
+        "xor",
+    )
+)
+
+
+def scheduled_assignment(module: HloModule) -> BufferAssignment:
+    """Return buffers for the values of a scheduled module, which share memory without gaps.
+
+    A loop updates its carry in place, a donated argument becomes a result, and an instruction may
+    overwrite an operand that is not read later. The temporaries are one block, whose size is that
+    of the values that are live at the peak.
+    """
+    return _ScheduledBuffers(module).assignment()
+
+
+class _ScheduledBuffers:
+    """Assigns the values of a module to places."""
+
+    def __init__(self, module: HloModule) -> None:
+        self._module = module
+        self._buffers = [
+            Buffer(number, op.shape.at(index).padded_bytes, op, index)
+            for number, (op, index) in enumerate(self._values(module.entry))
+        ]
+        self._group = {buffer.id: buffer.id for buffer in self._buffers}
+        apart = (_allocation_of(buffer.id, [buffer], False) for buffer in self._buffers)
+        self._ranges = LiveRanges(module, BufferAssignment(tuple(apart), self._group))
+
+    def assignment(self) -> BufferAssignment:
+        """Return the assignment."""
+        entry = self._module.entry
+        for index, number in self._module.donated.items():
+            donor = next(op for op in entry.instructions if _is_parameter(op, number))
+            self._unite((donor.id, ()), (entry.root.id, index))
+        for number in self._ranges.time:
+            self._update_in_place(self._module.instructions[number])
+        return self._packed({buffer.id: self._root(buffer.id) for buffer in self._buffers})
+
+    def _values(self, computation: Computation) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
+        """Yield the instructions that write to the main memory, with an index of the result."""
+        for number in self._module.schedule[computation.id]:
+            op = self._module.instructions[number]
+            is_called = op.opcode == "parameter" and computation is not self._module.entry
+            if op.opcode in CALLS:
+                for called in op.calls:
+                    yield from self._values(self._module.computations[called])
+            elif not (op.opcode in _PASSED_ON or op.opcode.endswith("-done") or is_called):
+                for index in _indices(op.shape):
+                    shape = op.shape.at(index)
+                    is_operand = op.opcode.endswith("-start") and index[:1] != _started(op)
+                    if not (is_operand or shape.space or shape.dtype in ("tuple", "token")):
+                        yield op, index
+
+    def _update_in_place(self, op: Instruction) -> None:
+        """Unite the groups of values that an instruction has in one place."""
+        if op.opcode == "while":
+            body = self._module.computations[op.calls[0]]
+            for index in _indices(op.shape):
+                self._unite((op.operands[0], index), (body.root.id, index))
+        elif op.opcode == "conditional":
+            first, *others = (self._module.computations[number].root.id for number in op.calls)
+            for index in _indices(op.shape):
+                for other in others:
+                    self._unite((first, index), (other, index))
+        elif (operand := self._overwritten(op)) is not None:
+            self._unite((operand, ()), (op.id, ()))
+
+    def _overwritten(self, op: Instruction) -> int | None:
+        """Return the operand whose place an instruction writes its result to, or None."""
+        for position, number in enumerate(op.operands):
+            buffer = self._ranges.buffer_at((number, ()))
+            if (
+                buffer is not None
+                and self._ranges.readers.get(buffer.id) is op
+                and buffer.size == op.shape.padded_bytes
+                and self._may_overwrite(op, position)
+            ):
+                return number
+        return None
+
+    def _may_overwrite(self, op: Instruction, position: int) -> bool:
+        if op.opcode in ("dynamic-update-slice", "scatter"):
+            return position == 0
+        if op.opcode != "fusion":
+            return op.opcode in _ELEMENTWISE - {"copy"}
+        fused = self._module.computations[op.calls[0]]
+        readers: defaultdict[int, list[Instruction]] = defaultdict(list)
+        for inner in fused.instructions:
+            for number in inner.operands:
+                readers[number].append(inner)
+        reached = [next(inner for inner in fused.instructions if _is_parameter(inner, position))]
+        for value in reached:
+            for reader in readers[value.id]:
+                updates = reader.opcode == "dynamic-update-slice" and reader.operands[0] == value.id
+                if not updates and reader.opcode not in _ELEMENTWISE:
+                    return False
+                if reader not in reached:
+                    reached.append(reader)
+        return True
+
+    def _root(self, number: int) -> int:
+        while self._group[number] != number:
+            number = self._group[number]
+        return number
+
+    def _unite(self, one: Position, other: Position) -> None:
+        buffers = [self._ranges.buffer_at(position) for position in (one, other)]
+        roots = sorted(self._root(buffer.id) for buffer in buffers if buffer is not None)
+        if len(roots) == 2:
+            self._group[roots[1]] = roots[0]
+
+    def _packed(self, groups: dict[int, int]) -> BufferAssignment:
+        """Return allocations for the arguments, results and constants, and one for the others."""
+        root = self._module.entry.root
+        positions = ((root.id, index) for index in _indices(root.shape))
+        results = {groups[b.id] for b in map(self._ranges.buffer_at, positions) if b is not None}
+        members: defaultdict[int, list[Buffer]] = defaultdict(list)
+        for buffer in self._buffers:
+            members[groups[buffer.id]].append(buffer)
+        allocations = tuple(
+            _allocation_of(number, group, number in results) for number, group in members.items()
+        )
+        temporary = [allocation for allocation in allocations if allocation.is_temporary]
+        fixed = [allocation for allocation in allocations if not allocation.is_temporary]
+        ranges = LiveRanges(self._module, BufferAssignment(allocations, groups))
+        live = ranges.live(temporary, ranges.peak(temporary))
+        block = _block(temporary, sum(size for _, size in live))
+        return BufferAssignment((*fixed, block), groups)
+
+
+def _allocation_of(number: int, buffers: Sequence[Buffer], is_result: bool) -> Allocation:
+    """Return the allocation of buffers in one place."""
+    by_opcode = {buffer.instruction.opcode: buffer.instruction for buffer in buffers}
+    parameter = by_opcode.get("parameter")
+    return Allocation(
+        number,
+        max(buffer.size for buffer in buffers),
+        None if parameter is None else parameter.parameter_number,
+        is_result,
+        "constant" in by_opcode,
+        False,
+        tuple(PlacedBuffer(buffer, 0, buffer.size) for buffer in buffers),
+    )
+
+
+def _block(allocations: Sequence[Allocation], size: int) -> Allocation:
+    """Return one allocation of a size for values that share it."""
+    placed, offset = [], 0
+    for allocation in allocations:
+        placed += [PlacedBuffer(p.buffer, offset, p.size) for p in allocation.placed]
+        offset += allocation.size
+    return Allocation(-1, size, None, False, False, False, tuple(placed))
+
+
+def _is_parameter(op: Instruction, number: int) -> bool:
+    return op.opcode == "parameter" and op.parameter_number == number
+
+
+def _started(op: Instruction) -> tuple[int, ...]:
+    """Return the index of the result in what the start of an operation returns."""
+    if op.opcode == "copy-start":
+        return (0,)
+    return (1,) if op.shape.parts and op.opcode != "all-reduce-start" else ()

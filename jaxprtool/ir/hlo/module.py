@@ -47,12 +47,24 @@ class HloShape:
         sizes: The size of each dimension.
         parts: The shapes in a tuple.
         layout: The dimensions from the fastest varying to the slowest.
+        tile: The sizes of a tile, which the fastest varying dimensions are padded to on a TPU.
+        space: The number of its memory space: 0 for the device's main memory.
     """
 
     dtype: str
     sizes: tuple[int, ...] = ()
     parts: tuple[HloShape, ...] = ()
     layout: tuple[int, ...] = ()
+    tile: tuple[int, ...] = ()
+    space: int = 0
+
+    @property
+    def padded_bytes(self) -> int:
+        """The size in bytes in memory, with the padding of tiles."""
+        sizes = [self.sizes[dimension] for dimension in reversed(self.layout)]
+        for i, size in enumerate(reversed(self.tile[-len(sizes) :]), 1):
+            sizes[-i] = -(-sizes[-i] // size) * size
+        return (prod(sizes) * _BITS.get(self.dtype, 0) + 7) // 8 if sizes else self.bytes
 
     @property
     def bytes(self) -> int:
@@ -85,7 +97,8 @@ class Instruction:
         shape: The shape of its result.
         op_name: The path that JAX gave it: `jit(f)/transpose(jvp(Block))/dot_general`. It has
             several paths where XLA merged operations.
-        frame_id: The number of its call stack; 0 if it has none.
+        frame_id: The number of its call stack; 0 if it has none. That of a line in a module without
+            call stacks is negative.
         operands: The numbers of its operands.
         calls: The numbers of the computations that it calls: the body of a fusion or a loop.
         fields: The other fields of its message.
@@ -152,8 +165,12 @@ class HloModule:
         name: Its name.
         computations: Its functions by number.
         entry: The function that is run.
-        schedule: The order in which the instructions of a function run, by the function's number.
+        schedule: The order in which the instructions of a function run, by the function's number;
+            empty before XLA's optimizations.
+        donated: The parameter that each result reuses, by the result's index.
         devices: The number of devices that it was compiled for.
+        stack_frames: The call stacks of its instructions.
+        lines: Files and lines, instead of call stacks, in a module of an older release.
         since: The time of the file that it was read from. Source files written later have changed.
         digests: The digests of source files, if it is of a recorded run that keeps them.
     """
@@ -162,8 +179,10 @@ class HloModule:
     computations: dict[int, Computation]
     entry: Computation
     schedule: dict[int, tuple[int, ...]]
+    donated: dict[tuple[int, ...], int]
     devices: int
     stack_frames: Message = field(repr=False)
+    lines: tuple[tuple[str, int], ...] = field(default=(), repr=False)
     since: float | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
 
@@ -210,6 +229,10 @@ class HloModule:
     def _stack(self, number: int) -> tuple[UserFrame, ...]:
         if number == 0:
             return ()
+        if number < 0:
+            file, line = self.lines[-number - 1]
+            file = source_text.name_since(file, self.since, self.digests)
+            return (UserFrame(file, line, "", 0, line, 0),)
         location, parent = self._frame_table[number - 1]
         return (self._locations[location - 1], *self._stack(parent))
 
@@ -255,8 +278,8 @@ def read_module(data: bytes, since: float | None = None) -> HloModule:
         since: The time when the file that has it was written, if it was read from one.
     """
     fields = message(data)
-    shapes: dict[bytes, HloShape] = {}
-    parsed = (_computation(entry, shapes) for entry in submessages(fields, 3))
+    reader = _Reader()
+    parsed = map(reader.computation, submessages(fields, 3))
     computations = {computation.id: computation for computation in parsed}
     sequences = submessages(submessage(fields, 7), 1)
     assignment = submessage(fields, 15)  # replicas and partitions; missing before compilation
@@ -268,39 +291,61 @@ def read_module(data: bytes, since: float | None = None) -> HloModule:
             integer(sequence, 1): tuple(integers(submessage(sequence, 2), 1))
             for sequence in sequences
         },
+        {
+            tuple(integers(alias, 1)): integer(alias, 2)
+            for alias in submessages(submessage(fields, 8), 1)
+        },
         max(integer(assignment, 1) * integer(assignment, 2), 1),
         submessage(fields, 17),
+        tuple(reader.lines),
         since,
     )
 
 
-def _computation(fields: Message, shapes: dict[bytes, HloShape]) -> Computation:
-    """Return a function. `shapes` caches the shapes that were read: many values share few."""
-    instructions = tuple(_instruction(entry, shapes) for entry in submessages(fields, 2))
-    root = integer(fields, 6)
-    return Computation(
-        integer(fields, 5),
-        text_field(fields, 1),
-        instructions,
-        next(op for op in instructions if op.id == root),
-    )
+class _Reader:
+    """Reads the functions of a module.
 
+    Attributes:
+        lines: The numbers of files and lines that instructions have instead of a call stack.
+    """
 
-def _instruction(fields: Message, shapes: dict[bytes, HloShape]) -> Instruction:
-    metadata, shape = submessage(fields, 7), fields[3][-1]
-    if shape not in shapes:
-        shapes[shape] = _shape(shape)
-    return Instruction(
-        integer(fields, 35),
-        text_field(fields, 1),
-        text_field(fields, 2),
-        shapes[shape],
-        text_field(metadata, 2),
-        integer(metadata, 15),
-        tuple(integers(fields, 36)),
-        tuple(integers(fields, 38)),
-        fields,
-    )
+    def __init__(self) -> None:
+        self._shapes: dict[bytes, HloShape] = {}  # many values share few
+        self.lines: dict[tuple[str, int], int] = {}
+
+    def computation(self, fields: Message) -> Computation:
+        """Return a function."""
+        instructions = tuple(map(self._instruction, submessages(fields, 2)))
+        root = integer(fields, 6)
+        return Computation(
+            integer(fields, 5),
+            text_field(fields, 1),
+            instructions,
+            next(op for op in instructions if op.id == root),
+        )
+
+    def _instruction(self, fields: Message) -> Instruction:
+        metadata, shape = submessage(fields, 7), fields[3][-1]
+        if shape not in self._shapes:
+            self._shapes[shape] = _shape(shape)
+        return Instruction(
+            integer(fields, 35),
+            text_field(fields, 1),
+            text_field(fields, 2),
+            self._shapes[shape],
+            text_field(metadata, 2),
+            integer(metadata, 15) or self._line(metadata),
+            tuple(integers(fields, 36)),
+            tuple(integers(fields, 38)),
+            fields,
+        )
+
+    def _line(self, metadata: Message) -> int:
+        """Return the negative number of the line of an instruction; 0 if it has none."""
+        file = text_field(metadata, 3)
+        if not file:
+            return 0
+        return -self.lines.setdefault((file, integer(metadata, 4)), len(self.lines) + 1)
 
 
 def _shape(data: bytes) -> HloShape:
@@ -309,8 +354,16 @@ def _shape(data: bytes) -> HloShape:
     if kind == _TUPLE:
         return HloShape("tuple", parts=tuple(map(_shape, fields.get(4, ()))))
     name, _ = _ELEMENTS.get(kind, (f"type{kind}", 0))
-    layout = tuple(integers(submessage(fields, 5), 1))
-    return HloShape(name, tuple(integers(fields, 3)), (), layout)
+    layout = submessage(fields, 5)
+    tiles = submessages(layout, 6)
+    return HloShape(
+        name,
+        tuple(integers(fields, 3)),
+        (),
+        tuple(integers(layout, 1)),
+        tuple(integers(tiles[0], 1)) if tiles else (),
+        integer(layout, 8),
+    )
 
 
 # --- wire -----------------------------------------------------------------------------------------

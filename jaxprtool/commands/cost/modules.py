@@ -1,0 +1,493 @@
+"""Count the cost of an HLO module: what its kernels compute, read and write, by the user's lines.
+
+    module_cost(module).total.work.flops
+    module_cost(module, by="kernel").groups[0]
+
+A kernel is an instruction that runs on its own: a fusion, a product, a copy. It reads its operands
+from memory and writes its results there, once in each iteration of the loops around it. Operations
+are counted as XLA's `HloCostAnalysis` counts them (xla/service/hlo_cost_analysis.cc), except that
+loops run as often as their trip count says, and slices read and write only their own elements.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from math import log2, prod
+from typing import Any, Literal, NamedTuple, get_args
+
+from jaxprtool.analysis.devices import bytes_sent
+from jaxprtool.commands.cost.bodies import CostTally, Tallies, either, together
+from jaxprtool.commands.cost.estimate import Cost, Group, group_of, merged, prefixes
+from jaxprtool.commands.cost.rules import NOTHING, Work, multiplied_pairs, total
+from jaxprtool.ir.backends import cached_method
+from jaxprtool.ir.frames import Frames, Line, frames_now
+from jaxprtool.ir.hlo.module import (
+    Computation,
+    HloModule,
+    HloShape,
+    Instruction,
+    integer,
+    integers,
+    submessage,
+    submessages,
+    while_trip_count,
+)
+from jaxprtool.ir.hlo.origins import OperationOrigin, OperationOrigins
+from jaxprtool.ir.hlo.partitions import KINDS, device_groups, result_shape
+from jaxprtool.ir.places import Place
+from jaxprtool.ir.process import without_collector
+
+#: The criteria by which the cost of a module is grouped.
+ModuleBy = Literal["line", "scope", "primitive", "dtype", "kernel"]
+
+MODULE_BY: tuple[ModuleBy, ...] = get_args(ModuleBy)
+
+#: Instructions that run no kernel.
+_NO_KERNEL = frozenset(
+    (
+        "parameter",
+        "constant",
+        "tuple",
+        "get-tuple-element",
+        "bitcast",
+        "after-all",
+        "add-dependency",
+        "optimization-barrier",
+        "domain",
+        "partition-id",
+        "replica-id",
+    )
+)
+
+#: Instructions that run the kernels of their computations.
+_RUNS = frozenset(("while", "conditional", "call"))
+
+#: One transcendental for each element.
+_TRANSCENDENTAL = frozenset(
+    (
+        "acos",
+        "acosh",
+        "asin",
+        "asinh",
+        "atan2",
+        "atanh",
+        "cbrt",
+        "cosh",
+        "cosine",
+        "erf",
+        "exponential",
+        "exponential-minus-one",
+        "log",
+        "log-plus-one",
+        "logistic",
+        "power",
+        "rsqrt",
+        "sine",
+        "sinh",
+        "sqrt",
+        "tan",
+        "tanh",
+    )
+)
+
+#: One operation for each element.
+_ARITHMETIC = frozenset(
+    (
+        "abs",
+        "add",
+        "and",
+        "ceil",
+        "clamp",
+        "compare",
+        "complex",
+        "count-leading-zeros",
+        "divide",
+        "floor",
+        "imag",
+        "is-finite",
+        "maximum",
+        "minimum",
+        "multiply",
+        "negate",
+        "not",
+        "or",
+        "popcnt",
+        "real",
+        "reduce-precision",
+        "remainder",
+        "round-nearest-afz",
+        "round-nearest-even",
+        "select",
+        "shift-left",
+        "shift-right-arithmetic",
+        "shift-right-logical",
+        "sign",
+        "stochastic-convert",
+        "subtract",
+        "xor",
+    )
+)
+
+#: The number of operations of a kernel that `contents` lists.
+_LISTED = 4
+
+#: Instructions that read a part of their first operand, as large as their result.
+_SLICES = frozenset(("dynamic-slice", "slice", "gather"))
+
+
+class KernelPart(NamedTuple):
+    """What an instruction of a kernel computes, reads from memory or writes to it.
+
+    Attributes:
+        op: The instruction: the kernel itself, or one in its fusion.
+        work: Its work.
+        product: The dtype of a matrix product or a convolution; "" for others.
+    """
+
+    op: Instruction
+    work: Work
+    product: str = ""
+
+
+@dataclass(frozen=True)
+class ModuleWork:
+    """The work of the kernels of a module.
+
+    Attributes:
+        module: The module.
+        unknown: The number of kernels whose operations are not known, by what they call.
+    """
+
+    module: HloModule
+    unknown: Counter[str] = field(default_factory=Counter)
+
+    @cached_method
+    def parts(self, kernel: Instruction) -> tuple[KernelPart, ...]:
+        """Return the parts of a kernel, for one run of it."""
+        if kernel.opcode == "custom-call":
+            self.unknown[kernel.custom_call_target] += 1
+        inside = self.module.inside(kernel)
+        parts = [KernelPart(op, self.arithmetic(op), self._product(op)) for op in inside]
+        fused = self._fused(kernel)
+        if fused is None:
+            parts.append(KernelPart(kernel, self._moved(kernel)))
+        else:
+            parts += self._read_by(kernel, fused)
+            parts += self._written_by(fused)
+        return tuple(part for part in parts if part.work is not NOTHING)
+
+    def _product(self, op: Instruction) -> str:
+        if op.opcode not in ("dot", "convolution", "ragged-dot"):
+            return ""
+        dtype = self.module.instructions[op.operands[0]].shape.dtype
+        return {"c64": "f32", "c128": "f64"}.get(dtype, dtype)
+
+    def _fused(self, kernel: Instruction) -> Computation | None:
+        is_fusion = kernel.opcode == "fusion"
+        return self.module.computations[kernel.calls[0]] if is_fusion else None
+
+    # --- operations
+
+    def arithmetic(self, op: Instruction) -> Work:
+        """Return the operations of an instruction, without those of kernels in it."""
+        elements = _elements(op.shape)
+        if op.opcode in _TRANSCENDENTAL:
+            return Work(transcendentals=elements)
+        if op.opcode in _ARITHMETIC:
+            return Work(flops=elements * _weight(op))
+        if op.opcode in ("dot", "convolution"):
+            return Work(flops=self._multiply_adds(op) * _of_product(op))
+        if op.opcode in ("reduce", "reduce-window", "map", "scatter", "select-and-scatter"):
+            return self._applied(op).times(self._times_applied(op))
+        if op.opcode == "sort":
+            length = max((op.operands and self._operand(op).sizes) or (1,))
+            return Work(flops=_elements(self._operand(op)) * round(log2(max(length, 2))))
+        if op.opcode in ("rng", "rng-bit-generator"):
+            return Work(random_numbers=elements)
+        if (kind := op.opcode.removesuffix("-start")) in KINDS:
+            groups = device_groups(op, self.module.devices)
+            size = len(groups[0]) if groups else self.module.devices
+            sent = bytes_sent(kind, result_shape(op).bytes, size)
+            return Work(bytes_communicated=round(sent or 0))
+        return NOTHING
+
+    def _multiply_adds(self, op: Instruction) -> int:
+        left, right = (self._operand(op, position) for position in range(2))
+        if op.opcode == "dot":
+            numbers = submessage(op.fields, 30)
+            return prod(op.shape.sizes) * prod(left.sizes[i] for i in integers(numbers, 1))
+        numbers = submessage(op.fields, 16)
+        kernel_features = right.sizes[integer(numbers, 3)]
+        batch, features = (op.shape.sizes[integer(numbers, number)] for number in (9, 10))
+        pairs = batch * features * kernel_features
+        windows = submessages(submessage(op.fields, 15), 1)
+        spatial = (integers(numbers, number) for number in (11, 6, 12))
+        for window, i, j, k in zip(windows, *spatial, strict=True):
+            stride, low, spread, dilation = (integer(window, n, 1 - (n == 3)) for n in (2, 3, 5, 6))
+            sizes = left.sizes[i], right.sizes[j], op.shape.sizes[k]
+            pairs *= multiplied_pairs(*sizes, stride, low, dilation, spread)
+        return pairs // max(integer(op.fields, 61, 1), 1)
+
+    def _applied(self, op: Instruction) -> Work:
+        """Return the operations of the function that an instruction applies to elements."""
+        body = self.module.computations[op.calls[-1]]
+        return total([NOTHING, *map(self.arithmetic, body.instructions)])
+
+    def _times_applied(self, op: Instruction) -> int:
+        results = _elements(op.shape) // max(len(op.shape.parts), 1)
+        if op.opcode == "map":
+            return results
+        if op.opcode == "scatter":
+            return _elements(self._operand(op, len(op.operands) - 1))
+        if op.opcode == "reduce":
+            return max(_elements(self._operand(op)) - results, 0)
+        window = prod(integer(d, 1) for d in submessages(submessage(op.fields, 15), 1))
+        if op.opcode == "reduce-window":
+            return results * (window - 1)
+        return _elements(self._operand(op, 1)) * window
+
+    def _operand(self, op: Instruction, position: int = 0) -> HloShape:
+        return self.module.instructions[op.operands[position]].shape
+
+    # --- memory
+
+    def _moved(self, op: Instruction) -> Work:
+        """Return the bytes that an instruction outside of fusions reads and writes."""
+        if op.opcode.endswith(("-done", "-update")):
+            return NOTHING
+        if op.opcode == "dynamic-update-slice":
+            update = self._operand(op, 1).bytes
+            return Work(bytes_read=update, bytes_written=update)
+        if op.opcode == "scatter":
+            updates = sum(self._operand(op, i).bytes for i in range(1, len(op.operands)))
+            return Work(bytes_read=updates, bytes_written=self._operand(op, -1).bytes)
+        shape = result_shape(op) if op.opcode.endswith("-start") and op.shape.parts else op.shape
+        read = sum(self._operand(op, i).bytes for i in range(len(op.operands)))
+        if op.opcode in _SLICES:
+            read += shape.bytes - self._operand(op).bytes
+        return Work(bytes_read=read, bytes_written=shape.bytes)
+
+    def _read_by(self, kernel: Instruction, fused: Computation) -> Iterator[KernelPart]:
+        """Yield what a fusion reads, with the first instruction in it that reads each operand."""
+        readers = _readers(fused)
+        for op in fused.instructions:
+            if op.opcode != "parameter":
+                continue
+            uses = list(_uses(op, readers))
+            if not uses:
+                continue
+            whole = self._operand(kernel, op.parameter_number).bytes
+            parts = [self._part_read(op, use, passed, whole) for passed, use in uses]
+            read = min(sum(parts), whole)
+            if read:
+                yield KernelPart(uses[0][1], Work(bytes_read=read))
+
+    def _part_read(self, op: Instruction, use: Instruction, passed: int, whole: int) -> int:
+        """Return the bytes of a parameter that an instruction reads, which may be a part of it."""
+        if passed == use.operands[0]:
+            if use.opcode in _SLICES:
+                return use.shape.bytes
+            if use.opcode == "dynamic-update-slice":
+                return 0  # the other elements stay where they are
+        return whole
+
+    def _written_by(self, fused: Computation) -> Iterator[KernelPart]:
+        for op in self._outputs(fused.root):
+            made = self._passed(op)
+            update = made.opcode == "dynamic-update-slice"
+            size = self._operand(made, 1).bytes if update else op.shape.bytes
+            yield KernelPart(made, Work(bytes_written=size))
+
+    def _outputs(self, root: Instruction) -> Iterator[Instruction]:
+        if root.opcode != "tuple":
+            yield root
+            return
+        for number in root.operands:
+            yield from self._outputs(self.module.instructions[number])
+
+    def _passed(self, op: Instruction) -> Instruction:
+        """Return the instruction whose result bitcasts pass on."""
+        while op.opcode == "bitcast":
+            op = self.module.instructions[op.operands[0]]
+        return op
+
+
+def _readers(computation: Computation) -> dict[int, list[Instruction]]:
+    readers: defaultdict[int, list[Instruction]] = defaultdict(list)
+    for op in computation.instructions:
+        for number in dict.fromkeys(op.operands):
+            readers[number].append(op)
+    return readers
+
+
+def _uses(
+    op: Instruction, readers: dict[int, list[Instruction]]
+) -> Iterator[tuple[int, Instruction]]:
+    """Yield the instructions that read a value, also through bitcasts, and what they read."""
+    for reader in readers.get(op.id, ()):
+        if reader.opcode == "bitcast":
+            yield from _uses(reader, readers)
+        else:
+            yield op.id, reader
+
+
+def _elements(shape: HloShape) -> int:
+    return sum(map(_elements, shape.parts)) if shape.parts else prod(shape.sizes)
+
+
+def _weight(op: Instruction) -> int:
+    """Return the real operations of one on complex numbers."""
+    if not op.shape.dtype.startswith("c"):
+        return 1
+    return {"multiply": 6, "divide": 6, "add": 2, "subtract": 2}.get(op.opcode, 1)
+
+
+def _of_product(op: Instruction) -> int:
+    return 8 if op.shape.dtype.startswith("c") else 2
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+@without_collector()
+def module_cost(module: HloModule, by: ModuleBy = "line") -> Cost:
+    """Count the cost of a module, in total and by groups of what its kernels compute.
+
+    Args:
+        module: The module, before or after XLA's optimizations.
+        by: The criterion of the groups: the user's "line", the "scope" that modules open, the
+            "primitive", the "dtype" of a result, or the "kernel" that runs.
+
+    Returns:
+        The cost on one device. A loop with an unknown trip count is counted once.
+    """
+    work = ModuleWork(module)
+    whole = _Sums(work, lambda kernel, op: "")[module.entry].get("", CostTally())
+    groups = tuple(_groups(by, work, PartOrigins(module, frames_now())))
+    sent = _Sums(work, lambda kernel, op: _collective(op))[module.entry]
+    return Cost(
+        module.name,
+        by,
+        group_of(whole),
+        None,
+        tuple(sorted(groups, key=_order)),
+        tuple(sorted((group_of(sent[kind], kind) for kind in sent if kind), key=_order)),
+        dict(work.unknown),
+    )
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    work = group.work
+    return -work.flops - work.transcendentals, -work.bytes, group.name
+
+
+def _collective(op: Instruction) -> str:
+    kind = op.opcode.removesuffix("-start")
+    return kind if kind in KINDS else ""
+
+
+class _Sums:
+    """The work of the computations of a module by group, for one run of each."""
+
+    def __init__(self, work: ModuleWork, key: Callable[[Instruction, Instruction], object]) -> None:
+        self._work, self._key = work, key
+
+    @cached_method
+    def __getitem__(self, computation: Computation) -> Tallies:
+        sums: Tallies = {}
+        items: defaultdict[object, list[tuple[Work, str]]] = defaultdict(list)
+        for op in computation.instructions:
+            if op.opcode in _RUNS:
+                sums = together([sums, self._inside(op)])
+            elif op.opcode == "async-start":
+                sums = together([sums, self[self._module.computations[op.calls[0]]]])
+            elif op.opcode not in _NO_KERNEL and op.opcode not in ("async-update", "async-done"):
+                for part in self._work.parts(op):
+                    items[self._key(op, part.op)].append((part.work, part.product))
+        for key, listed in items.items():
+            sums.setdefault(key, CostTally()).add_items(listed)
+        return sums
+
+    @property
+    def _module(self) -> HloModule:
+        return self._work.module
+
+    def _inside(self, op: Instruction) -> Tallies:
+        bodies = [self[self._module.computations[number]] for number in op.calls]
+        if op.opcode == "conditional":
+            return either(bodies)
+        sums = together(bodies)
+        if op.opcode == "call":
+            return sums
+        trips = while_trip_count(self._module, op)
+        if trips is not None:
+            return {key: tally.times(trips) for key, tally in sums.items()}
+        for tally in sums.values():
+            tally.per_round = True
+        return sums
+
+
+class PartOrigins:
+    """Where the parts of the kernels of a module come from.
+
+    Args:
+        module: The module.
+        frames: Reads frames, and decides which files are the user's.
+    """
+
+    def __init__(self, module: HloModule, frames: Frames) -> None:
+        self._origins = OperationOrigins(module, frames, frozenset(module.by_name))
+        #: The places of each line, which differ in the lines of libraries behind it.
+        self.places: defaultdict[Line | None, dict[Place, None]] = defaultdict(dict)
+
+    @cached_method
+    def of(self, kernel: Instruction, op: Instruction) -> OperationOrigin:
+        """Return where a part comes from; if it has no line, where most of its kernel does."""
+        origin = self._origins.origin(op)
+        if origin.line is None:
+            origin, _ = max(self._origins.of(kernel.name), key=lambda part: part[1])
+        self.places[origin.line][origin.place] = None
+        return origin
+
+    def place(self, line: Line | None) -> Place:
+        """Return the place of a line, and of the library that it calls if there is only one."""
+        place, *others = self.places[line]
+        return place.user if others else place
+
+
+def _groups(by: ModuleBy, work: ModuleWork, origins: PartOrigins) -> Iterator[Group]:
+    module = work.module
+
+    def sums(key: Callable[[Instruction, Instruction], Any]) -> Iterable[tuple[Any, CostTally]]:
+        return _Sums(work, key)[module.entry].items()
+
+    if by == "line":
+        for line, tally in sums(lambda kernel, op: origins.of(kernel, op).line):
+            place = origins.place(line)
+            yield group_of(tally, str(place.user), line=line, place=place)
+    elif by == "scope":
+        paths = sums(lambda kernel, op: origins.of(kernel, op).scope)
+        for path, tally in merged(prefixes(paths)).items():
+            yield group_of(tally, "/".join(path), path=path)
+    elif by == "kernel":
+        for name, tally in sums(lambda kernel, op: kernel.name):
+            yield group_of(tally, f"{name}: {contents(module, module.by_name[name])}")
+    elif by == "dtype":
+        for name, tally in sums(lambda kernel, op: op.shape.dtype):
+            yield group_of(tally, name)
+    else:
+        for name, tally in sums(lambda kernel, op: origins.of(kernel, op).primitive):
+            yield group_of(tally, name)
+
+
+def contents(module: HloModule, kernel: Instruction) -> str:
+    """Return what a kernel computes: `dot`, `add, tanh, multiply`, or what a custom call runs."""
+    if kernel.custom_call_target:
+        return f"custom-call {kernel.custom_call_target}"
+    names = dict.fromkeys(
+        op.opcode for op in module.inside(kernel) if op.opcode not in _NO_KERNEL | {"broadcast"}
+    )
+    listed = list(names) or [kernel.opcode]
+    return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")

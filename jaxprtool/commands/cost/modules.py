@@ -429,6 +429,28 @@ class _Sums:
         return sums
 
 
+def kernel_runs(
+    module: HloModule, computation: Computation | None = None, count: int = 1
+) -> Iterator[tuple[Instruction, int]]:
+    """Yield the kernels of a module, and how often each runs in a call of it.
+
+    A loop with an unknown trip count counts as one iteration, and a branch as if it were taken.
+
+    Args:
+        module: The module.
+        computation: A function of it; by default the one that is run.
+        count: How often that function runs.
+    """
+    for op in (computation or module.entry).instructions:
+        if op.opcode in _RUNS:
+            trips = while_trip_count(module, op) if op.opcode == "while" else 1
+            for number in op.calls:
+                inner = module.computations[number]
+                yield from kernel_runs(module, inner, count * (1 if trips is None else trips))
+        elif op.opcode not in _NO_KERNEL and not op.opcode.endswith(("-update", "-done")):
+            yield op, count
+
+
 class PartOrigins:
     """Where the parts of the kernels of a module come from.
 

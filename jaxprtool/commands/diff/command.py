@@ -22,10 +22,11 @@ from jaxprtool.cli.session import (
     pipeline,
 )
 from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
-from jaxprtool.errors import TargetError
+from jaxprtool.errors import OutputError, TargetError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
+    from jaxprtool.formats.hlo import StoredModule
     from jaxprtool.ir.program import Program
 
 _OTHER = Panel("Other releases of JAX")
@@ -103,6 +104,13 @@ _Passes = Annotated[
 _Stat = Annotated[bool, OUTPUT.flag("--stat", "Show the number of differing equations, by line.")]
 
 
+_Kernels = Annotated[
+    bool,
+    OUTPUT.flag("--kernels", "Of two HLO modules, show which kernels differ, and not which lines."),
+]
+
+_WRITE_HLO = "write them with `jaxprtool emit TARGET --to hlo-optimized -o FILE.hlo`"
+
 _JaxA = Annotated[
     str | None,
     _OTHER.option("--jax-a", "PYTHON", "Trace A with the Python of another environment."),
@@ -129,6 +137,7 @@ def diff_command(
     device: options.Device = None,
     seed: options.Seed = 0,
     stat: _Stat = False,
+    kernels: _Kernels = False,
     top: options.Top = None,
     all: options.All = False,
     json: options.Json = False,
@@ -138,7 +147,8 @@ def diff_command(
 
     Programs are matched as graphs: names, lines, and the order of independent equations are
     ignored. The exit code is 1 if they differ. With --measure, the differences are shown with the
-    measured time of their lines in both programs, the largest change first.
+    measured time of their lines in both programs, the largest change first. Of two HLO modules, it
+    shows by line how kernels, bytes and memory differ, and what XLA does of its own.
 
     [bold]Examples[/]
 
@@ -147,10 +157,19 @@ def diff_command(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool diff - samples/rnn.py:loss
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
       jaxprtool diff samples/transformer.py:loss -p grad -p "grad, -O2" --measure
+      jaxprtool diff old/jit_step new/jit_step --kernels
     """
     rows = options.row_limit(top, all, None if pager else options.ROWS)
     require_measure(measure, backend, device)
     two.first.start(True if measure else None)
+    modules = [function.module() for function in two.each()]
+    if any(modules):
+        if measure or passes or jax_a or jax_b or stat:
+            raise OutputError("an HLO module is not run: --kernels, --top, --all and --json apply")
+        _write_modules(modules, rows, kernels, json)
+        return
+    if kernels:
+        raise TargetError("--kernels compares two HLO modules", _WRITE_HLO)
     from jaxprtool.commands.diff import table as render
     from jaxprtool.commands.diff.diff import diff as compare
 
@@ -174,6 +193,25 @@ def diff_command(
         with output.paged(pager):
             output.write_rendered(shown(differences, output.width(), rows))
     if not differences.is_equivalent:
+        raise typer.Exit(1)
+
+
+def _write_modules(
+    modules: Sequence[StoredModule | None], rows: int | None, kernels: bool, json: bool
+) -> None:
+    """Write the differences of two HLO modules. Exit with 1 if there are any."""
+    from jaxprtool.commands.diff.modules import diff_modules
+    from jaxprtool.commands.diff.table import module_diff_table
+
+    before, after = modules
+    if before is None or after is None:
+        raise TargetError("an HLO module is compared with another one", _WRITE_HLO)
+    found = diff_modules(before, after)
+    if json:
+        output.write_json(found)
+    else:
+        output.write_rendered(module_diff_table(found, output.width(), rows, kernels))
+    if not found.is_same:
         raise typer.Exit(1)
 
 

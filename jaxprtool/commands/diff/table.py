@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from jaxprtool.commands.profile.table import SPLIT
 from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
@@ -25,6 +28,7 @@ from jaxprtool.ir.notation.tokens import (
 from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.render import views
 from jaxprtool.render.terminal.listing import (
     Cell,
     Listing,
@@ -34,7 +38,16 @@ from jaxprtool.render.terminal.listing import (
     printable,
     wrapped_cell,
 )
-from jaxprtool.render.terminal.tables import ALL, ROWS, more, split_rows
+from jaxprtool.render.terminal.tables import (
+    ALL,
+    HEADING,
+    ROWS,
+    Rendering,
+    colored_text,
+    drawn,
+    more,
+    split_rows,
+)
 from jaxprtool.render.terminal.tree import Reader
 
 if TYPE_CHECKING:
@@ -47,6 +60,7 @@ if TYPE_CHECKING:
         Seconds,
         Size,
     )
+    from jaxprtool.commands.diff.modules import ModuleDiff
     from jaxprtool.ir.differences import Difference
 
 _MARKS = {
@@ -511,6 +525,113 @@ def _is_new(difference: Difference) -> bool:
 
 def _arrow(old: str, new: str) -> list[str]:
     return [RemovedToken(old), " → ", AddedToken(new)]
+
+
+# --- HLO modules ----------------------------------------------------------------------------------
+# The figures of two HLO modules by line, and the kernels that differ.
+
+#: The columns of figures: the field of `ModuleFigures`, the heading, and how numbers are written.
+_FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
+    ("kernels", "kernels", "{:,}".format),
+    ("fusions", "fusions", "{:,}".format),
+    ("copies", "copies", "{:,}".format),
+    ("transposes", "transposes", "{:,}".format),
+    ("collectives", "collectives", "{:,}".format),
+    ("flops", "FLOPs", with_prefix),
+    ("bytes", "bytes", in_bytes),
+    ("temporary_bytes", "temporaries", in_bytes),
+)
+
+#: The number of kernels listed on each side of a row.
+_KERNELS = 4
+
+
+def module_diff_table(
+    diff: ModuleDiff, width: int, top: int | None = ROWS, kernels: bool = False
+) -> Rendering:
+    """Return the figures of two HLO modules, and those of each line, or the kernels that differ.
+
+    Args:
+        diff: The differences.
+        width: The width in characters.
+        top: The number of rows shown; None for all.
+        kernels: Whether to show kernels, and not lines.
+    """
+    verdict = "the same" if diff.is_same else "different"
+    names = " → ".join(dict.fromkeys(diff.names))
+    parts: list[RenderableType] = [Text(f"{names}: {verdict}", style=HEADING)]
+    figures = [
+        [Comment(heading), *_change(getattr(diff.before, field), getattr(diff.after, field), text)]
+        for field, heading, text in _FIGURES
+        if getattr(diff.before, field) or getattr(diff.after, field)
+    ]
+    parts += [colored_text([heading, " ", *texts]) for heading, *texts in figures]
+    if diff.is_same:
+        return Rendering(Group(*parts), width)
+    if not diff.has_memory:
+        parts.append(Text("temporaries: unknown, because a module has no schedule"))
+    table = _kernel_table(diff) if kernels else _line_table(diff)
+    if table.rows:
+        parts += [Text(), drawn(table, top)]
+    elif not kernels:
+        parts.append(Text("no line differs in these figures; --kernels shows the kernels"))
+    return Rendering(Group(*parts), width)
+
+
+def _line_table(diff: ModuleDiff) -> views.Table:
+    figures = [
+        row
+        for row in _FIGURES
+        if any(getattr(c.before, row[0]) != getattr(c.after, row[0]) for c in diff.lines)
+    ]
+    columns = [views.Column("line", SourceLineToken)]
+    columns += [views.number_column(heading) for _, heading, _ in figures]
+    rows = []
+    for change in diff.lines:
+        cells = [_place_cell(change.place)]
+        for field, _, text in figures:
+            old, new = getattr(change.before, field), getattr(change.after, field)
+            cells.append(views.Cell(_change(old, new, text), new - old))
+        rows.append(cells)
+    return views.Table("", columns, rows)
+
+
+def _place_cell(place: Place) -> views.Cell:
+    return views.Cell(place, link=place) if place else views.Cell(Comment("XLA's own"))
+
+
+def _change(old: int, new: int, text: Callable[[int], str]) -> list[str]:
+    """Return `60 → 70`; the number alone in gray if it has not changed."""
+    return [Comment(text(old))] if text(old) == text(new) else _arrow(text(old), text(new))
+
+
+def _kernel_table(diff: ModuleDiff) -> views.Table:
+    columns = [
+        views.number_column("bytes"),
+        views.Column("before", RemovedToken),
+        views.Column("after", AddedToken),
+        views.Column("line", SourceLineToken),
+    ]
+    rows = []
+    for change in diff.kernels:
+        old, new = change.bytes_before, change.bytes_after
+        rows.append(
+            [
+                views.Cell(_change(old, new, in_bytes), new - old),
+                _kernel_list(change.before, "lost", change.removed),
+                _kernel_list(change.after, "new", change.added),
+                _place_cell(change.place),
+            ]
+        )
+    return views.Table("", columns, rows)
+
+
+def _kernel_list(kernels: Sequence[str], word: str, operations: Sequence[str]) -> views.Cell:
+    """Return the cell of the kernels of one side, and of what only they compute."""
+    shown, rest = split_rows(kernels, _KERNELS)
+    listed = [*shown, *filter(None, [more(len(rest), option="")])] or ["none"]
+    note = f"{word}: {', '.join(operations)}" if operations and kernels else ""
+    return views.Cell("\n".join(listed), below=views.Cell(Comment(note)) if note else None)
 
 
 # --- as JSON ----------------------------------------------------------------------------------

@@ -408,6 +408,14 @@ ModeledDevice = Annotated[
 _DEVICES = Panel("Several devices")
 
 
+CompileBackend = Annotated[
+    str | None,
+    backend_option(
+        "Compile for the devices of cpu, gpu or tpu. With the package libtpu, also for a TPU that "
+        "this machine lacks: tpu:v5e:2x2.",
+        _DEVICES,
+    ),
+]
 Compiled = Annotated[
     bool,
     _DEVICES.flag(

@@ -9,6 +9,8 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from glob import glob
+from importlib.util import find_spec
 
 from jaxprtool.cli import output
 from jaxprtool.cli.output import OnProgress
@@ -59,6 +61,7 @@ def _restore(name: str, value: object) -> None:
 def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
     """Import and configure JAX, and warn about an unknown release."""
     on_progress("importing JAX")
+    _keep_libtpu_quiet()
     with _interrupts_delayed(), _imports_frozen():
         from jaxprtool import jaxcompat
     for path in _own_frames():
@@ -68,6 +71,22 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
         use_x64(True)
     if version := jaxcompat.untested_version():
         output.warning(f"jaxprtool has not been tested with JAX {version}")
+
+
+#: What keeps libtpu from asking a cloud's metadata server for the TPU, and from complaining.
+_NO_TPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+}
+
+
+def _keep_libtpu_quiet() -> None:
+    """Set the environment of libtpu where it only compiles, on a machine without a TPU."""
+    if find_spec("libtpu") is None or glob("/dev/accel*") or glob("/dev/vfio/[0-9]*"):
+        return
+    for variable, value in _NO_TPU.items():
+        os.environ.setdefault(variable, value)
 
 
 def uses_x64() -> bool:

@@ -57,6 +57,7 @@ def memory_command(
     out: _Out = None,
     pprof: _Pprof = None,
     compiled: _Compiled = False,
+    backend: options.CompileBackend = None,
     limit: _Limit = None,
     top: _Top = None,
     all: options.All = False,
@@ -74,6 +75,7 @@ def memory_command(
       jaxprtool memory samples/transformer.py:loss -p grad
       jaxprtool memory samples/transformer.py:train_step --top 5 -o memory.svg
       jaxprtool memory samples/transformer.py:train_step --compiled --limit 16GiB
+      jaxprtool memory samples/transformer.py:train_step --compiled --backend tpu:v5e:2x2
       jaxprtool memory dump/jit_step
     """
     from jaxprtool.commands.memory import table
@@ -82,6 +84,8 @@ def memory_command(
     shown = options.row_limit(top, all, options.TALL_ROWS if compiled else options.ROWS)
     most = None if limit is None else bytes_of(limit)
     picture_format = None if out is None else table.memory_picture_format(out)
+    if backend is not None and not compiled:
+        raise OutputError("--backend compiles the function for other devices", "add --compiled")
     session.start()
     from jaxprtool.commands.memory import table as render
     from jaxprtool.commands.memory.donatable import donatable
@@ -118,7 +122,7 @@ def memory_command(
     peak = None
     if compiled:
         session.on_progress(f"compiling {programs[0][0]}")
-        peak = measured_peak(traced.given_to(programs[0][1]))
+        peak = measured_peak(traced.given_to(programs[0][1]), backend)
     if peak is None:
         output.say_if_partitioned((program for _, program in programs), json)
     output.say_unused_donations(program for _, program in programs)
@@ -175,12 +179,16 @@ def _profile(estimate: Memory) -> bytes:
 _TOP = 8
 
 
-def measured_peak(inputs: RunInputs) -> CompiledPeak:
-    """Return XLA's buffers at the peak of a program, compiled for the devices of its arguments."""
+def measured_peak(inputs: RunInputs, backend: str | None = None) -> CompiledPeak:
+    """Return XLA's buffers at the peak of a program, compiled for the devices of its arguments.
+
+    With a backend, it is compiled for the devices of this backend.
+    """
     from jaxprtool.commands.memory.compiled import compiled_memory
 
     names = inputs.program.arg_names
-    return compiled_memory(inputs.program, [inputs.values.get(name) for name in names])
+    arguments = [inputs.values.get(name) for name in names]
+    return compiled_memory(inputs.program, arguments, backend)
 
 
 def require_within(limit: int | None, peaks: Sequence[Memory | CompiledPeak]) -> None:

@@ -17,7 +17,11 @@ from typing import Any, Literal, TypeAlias
 
 from jaxprtool.commands.memory.estimate import Memory, memory
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.execute.running.backends import compiled_afresh
+from jaxprtool.execute.running.backends import (
+    compiled_afresh,
+    devices_to_compile_for,
+    on_devices,
+)
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.formats.lowering import compiled
 from jaxprtool.ir.conversions import with_contents
@@ -202,16 +206,18 @@ def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> Compiled
         compiled: The program as a `jax.stages.Compiled`, lowered with the names of its arguments.
         estimate: The estimate of its memory.
 
-    Raises:
-        UnsupportedError: If the backend does not describe its buffers.
+    The buffers are those of the schedule if the backend does not describe its own, as for TPUs.
     """
     module = compiled_module(compiled)
     assignment = buffer_assignment(compiled, module)
+    by_schedule = assignment is None
+    if assignment is None:
+        assignment = scheduled_assignment(module)
     peak = _peak_of(module, assignment, program.out_names, frames_now(program.roots))
     return replace(
         peak,
+        by_schedule=by_schedule,
         name=program.name,
-        devices=len(compiled.runtime_executable().local_devices()),
         estimate_bytes=estimate.peak_bytes,
         estimate_is_whole=bool(estimate.left_to_partitioner),
         lines=_lines(peak.buffers, estimate),
@@ -619,7 +625,9 @@ def _opcode(module: HloModule, instruction: Instruction) -> str:
 # found.peak_bytes, found.estimate_bytes, found.buffers[0].line
 
 
-def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> CompiledPeak:
+def compiled_memory(
+    program: Program, arguments: Sequence[object] = (), backend: str | None = None
+) -> CompiledPeak:
     """Compile a program, and return XLA's buffers at its peak beside the estimate of `memory`.
 
     JAX's compilation cache is not used: its executables may have the lines of an earlier source.
@@ -628,15 +636,17 @@ def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> Compi
     Args:
         program: A `Program`.
         arguments: Its flat arguments or their types, if they lie on several devices.
+        backend: The backend to compile for; or, with the package libtpu, a TPU that this machine
+            lacks: `tpu:v5e:2x2`. By default that of the program.
 
     Raises:
         ArgumentsError: If it was traced with arguments on several devices, and none are given.
-        UnsupportedError: For symbolic sizes or free named axes, if XLA cannot compile the program,
-            or if the backend does not describe its buffers.
-        BackendError: If there are too few devices for its mesh.
+        UnsupportedError: For symbolic sizes or free named axes, or if XLA cannot compile the
+            program, for instance because it does not fit.
+        BackendError: If there is no such backend, or too few devices for its mesh.
     """
     require_program(program)
-    if program.sharded and not arguments:
+    if program.sharded and not arguments and backend is None:
         raise ArgumentsError(
             f"{program.name} was traced with {some(program.sharded, 3)} on several devices",
             "also pass its flat arguments, which have the devices",
@@ -644,4 +654,9 @@ def compiled_memory(program: Program, arguments: Sequence[object] = ()) -> Compi
     program = with_contents(program)
     estimate = memory(program)
     with compiled_afresh():
-        return compiled_peak(program, compiled(program, arguments), estimate)
+        if backend is None:
+            made = compiled(program, arguments)
+        else:
+            there, devices = on_devices(program, devices_to_compile_for(backend), backend)
+            made = compiled(there, devices=devices)
+        return compiled_peak(program, made, estimate)

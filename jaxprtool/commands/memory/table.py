@@ -310,6 +310,7 @@ def heading_text(peak: CompiledPeak) -> str:
     size = in_bytes(peak.peak_bytes)
     if peak.estimate_bytes is None:
         return f"{peak.name}: {'at least ' if peak.by_schedule else ''}{size}{where}"
+    size = f"at least {size}" if peak.by_schedule else size
     estimate = in_bytes(peak.estimate_bytes)
     whole = " with whole arrays" if peak.estimate_is_whole else ""
     left_out = f", {more}" if (more := unknown_text(peak.unknown)) else ""
@@ -332,7 +333,7 @@ def peak_facts(peak: CompiledPeak) -> Iterator[str]:
     if parts:
         yield parts
     if peak.by_schedule:
-        yield "by the schedule: XLA's assignment of buffers is not in the file, and may need more"
+        yield "by the schedule: XLA's own assignment of buffers is not known, and may need more"
     if peak.temporary_bytes and not peak.by_schedule:
         values, room = in_bytes(peak.unshared_bytes), in_bytes(peak.temporary_bytes)
         unused = share_text(peak.unused_bytes, peak.temporary_bytes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 from jaxprtool.cli import options, output
@@ -11,7 +10,6 @@ from jaxprtool.cli.options import ModeledDevice, Panel, bandwidth_option
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import (
     ArgumentsError,
-    BackendError,
     OutputError,
     UnsupportedError,
     did_you_mean,
@@ -49,14 +47,6 @@ _Propose = Annotated[
     ),
 ]
 _Bandwidth = Annotated[str | None, bandwidth_option(_SHOWN)]
-_Backend = Annotated[
-    str | None,
-    options.backend_option(
-        "Compile for the devices of cpu, gpu or tpu. With the package libtpu, also for a TPU that "
-        "this machine lacks: tpu:v5e:2x2.",
-        _SHOWN,
-    ),
-]
 
 
 @command
@@ -67,7 +57,7 @@ def shardings_command(
     propose: _Propose = False,
     bandwidth: _Bandwidth = None,
     device: ModeledDevice = None,
-    backend: _Backend = None,
+    backend: options.CompileBackend = None,
     top: options.TopTall = None,
     all: options.All = False,
     json: options.Json = False,
@@ -153,23 +143,12 @@ def compiled_partition(
 
 
 def _on_backend(program: Program, backend: str, propose: bool, avoidable: bool) -> Shardings:
-    import numpy as np
-    from jax.sharding import Mesh
-
     from jaxprtool.commands.shardings.shardings import shardings
-    from jaxprtool.execute.running.backends import devices_to_compile_for
+    from jaxprtool.execute.running.backends import devices_to_compile_for, on_devices
 
-    devices = devices_to_compile_for(backend)
     if not program.meshes:
         raise UnsupportedError(
             f"{program.name} names no mesh to compile for '{backend}'", "name its axes: --mesh x=4"
         )
-    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
-    count = prod(mesh.axis_sizes)
-    if len(devices) < count:
-        raise BackendError(
-            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
-        )
-    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
-    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
-    return shardings(there, devices=devices[:count], propose=propose, avoidable=avoidable)
+    there, devices = on_devices(program, devices_to_compile_for(backend), backend)
+    return shardings(there, devices=devices, propose=propose, avoidable=avoidable)

@@ -15,14 +15,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils, topologies
 from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import backend as jax_backend
+from jax.sharding import Mesh
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, BackendStartError, described, did_you_mean
@@ -39,6 +41,9 @@ from jaxprtool.ir.backends import (
     start_backends,
 )
 from jaxprtool.processes import ClusterPlace
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.program import Program
 
 # --- backends -------------------------------------------------------------------------------------
 # The devices of this machine by PJRT platform, and lookup of a device by name.
@@ -147,6 +152,27 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
         reason = _first_line(described(error))
         absent.hint = f"XLA cannot compile for it without the machine: {reason}"
         raise absent from error
+
+
+def on_devices(
+    program: Program, devices: Sequence[jax.Device], backend: str
+) -> tuple[Program, Sequence[jax.Device]]:
+    """Return a program on the first of some devices, and these: one, or those of its mesh.
+
+    Raises:
+        BackendError: If its mesh needs more devices than there are of this backend.
+    """
+    if not program.meshes:
+        return program, devices[:1]
+    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
+    count = prod(mesh.axis_sizes)
+    if len(devices) < count:
+        raise BackendError(
+            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
+        )
+    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
+    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
+    return there, devices[:count]
 
 
 def backends() -> list[StartedBackend]:

@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
-from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.hlo.module import (
     Computation,
     HloModule,
@@ -132,18 +131,14 @@ class BufferAssignment:
                 yield placed.buffer
 
 
-def buffer_assignment(compiled: Any, module: HloModule) -> BufferAssignment:
+def buffer_assignment(compiled: Any, module: HloModule) -> BufferAssignment | None:
     """Return the memory of a `jax.stages.Compiled`, whose module is given.
 
-    Raises:
-        UnsupportedError: If the backend does not describe it.
+    It is None if the backend does not describe it, as for TPUs.
     """
     analysis = compiled.memory_analysis()
     data = getattr(analysis, "serialized_buffer_assignment_proto", b"")
-    if not data:
-        platform = compiled.runtime_executable().local_devices()[0].platform
-        raise UnsupportedError(f"XLA does not describe the buffers of a program for {platform}")
-    return read_assignment(data, module)
+    return read_assignment(data, module) if data else None
 
 
 def read_assignment(data: bytes, module: HloModule) -> BufferAssignment:
@@ -478,6 +473,10 @@ _ELEMENTWISE = frozenset(
 )
 
 
+#: The bytes to which a TPU aligns its buffers.
+_TPU_ALIGNMENT = 512
+
+
 def scheduled_assignment(module: HloModule) -> BufferAssignment:
     """Return buffers for the values of a scheduled module, which share memory without gaps.
 
@@ -587,7 +586,7 @@ class _ScheduledBuffers:
     def _packed(self, groups: dict[int, int]) -> BufferAssignment:
         """Return allocations for the arguments, results and constants, and one for the others."""
         root = self._module.entry.root
-        positions = ((root.id, index) for index in _indices(root.shape))
+        positions = [(root.id, index) for index in _indices(root.shape)]
         results = {groups[b.id] for b in map(self._ranges.buffer_at, positions) if b is not None}
         members: defaultdict[int, list[Buffer]] = defaultdict(list)
         for buffer in self._buffers:
@@ -599,8 +598,18 @@ class _ScheduledBuffers:
         fixed = [allocation for allocation in allocations if not allocation.is_temporary]
         ranges = LiveRanges(self._module, BufferAssignment(allocations, groups))
         live = ranges.live(temporary, ranges.peak(temporary))
-        block = _block(temporary, sum(size for _, size in live))
-        return BufferAssignment((*fixed, block), groups)
+        fixed.append(_block(temporary, sum(size for _, size in live)))
+        if root.shape.parts:
+            fixed.append(
+                Allocation(-2, self._table_bytes(root.shape), None, True, False, False, ())
+            )
+        return BufferAssignment(tuple(fixed), groups)
+
+    def _table_bytes(self, shape: HloShape) -> int:
+        """Return the bytes of the table of the results, a pointer for each."""
+        size = 8 * len(shape.parts)
+        is_tiled = any(part.tile for part in shape.parts)
+        return -(-size // _TPU_ALIGNMENT) * _TPU_ALIGNMENT if is_tiled else size
 
 
 def _allocation_of(number: int, buffers: Sequence[Buffer], is_result: bool) -> Allocation:

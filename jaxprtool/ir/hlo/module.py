@@ -61,10 +61,13 @@ class HloShape:
     @property
     def padded_bytes(self) -> int:
         """The size in bytes in memory, with the padding of tiles."""
-        sizes = [self.sizes[dimension] for dimension in reversed(self.layout)]
-        for i, size in enumerate(reversed(self.tile[-len(sizes) :]), 1):
+        if not self.tile:
+            return self.bytes
+        sizes = [1] * (len(self.tile) - len(self.layout))
+        sizes += [self.sizes[dimension] for dimension in reversed(self.layout)]
+        for i, size in enumerate(reversed(self.tile), 1):
             sizes[-i] = -(-sizes[-i] // size) * size
-        return (prod(sizes) * _BITS.get(self.dtype, 0) + 7) // 8 if sizes else self.bytes
+        return (prod(sizes) * _BITS.get(self.dtype, 0) + 7) // 8
 
     @property
     def bytes(self) -> int:

@@ -245,6 +245,7 @@ def test_there_are_no_circular_imports():
 
 #: Files with lists of primitive names, and their purpose.
 NAME_LISTS = {
+    "commands/cost/modules.py": "XLA's instructions",
     "commands/shardings/reasons.py": "primitives that state a sharding, and operations of XLA",
     "commands/shardings/partitions.py": "operations of XLA",
     "ir/rules.py": "whose primitives they are, for the hint to install it",

@@ -15,13 +15,14 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from jaxprtool.errors import TargetError, did_you_mean
 from jaxprtool.files import opened_plain
-from jaxprtool.ir.hlo.buffers import BufferAssignment, read_assignment
-from jaxprtool.ir.hlo.module import HloModule, message, read_module
-from jaxprtool.jaxcompat.lowering import HloSyntaxError, hlo_proto
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.hlo.buffers import BufferAssignment
+    from jaxprtool.ir.hlo.module import HloModule
 
 #: The end of a TARGET that names a module before XLA's optimizations.
 BEFORE = ":before"
@@ -83,6 +84,10 @@ def stored_module(target: str) -> StoredModule:
     Raises:
         TargetError: If there is no such module, or jaxlib cannot parse it.
     """
+    # Most targets are programs: their commands only ask `is_module`.
+    from jaxprtool.ir.hlo.buffers import read_assignment
+    from jaxprtool.ir.hlo.module import message, read_module
+
     path = target if os.path.isfile(target) else _chosen(target)
     try:
         with opened_plain(path) as file:
@@ -116,8 +121,10 @@ def _has_module(path: str) -> bool:
 
 
 def _parsed(path: str, text: str) -> bytes:
+    from jaxprtool.jaxcompat.lowering import HloSyntaxError, parsed_hlo
+
     try:
-        return hlo_proto(text)
+        return parsed_hlo(text)
     except HloSyntaxError as error:
         raise TargetError(
             f"{path}:{error.line}: the HLO parser of this jaxlib does not know it: {error.reason}"

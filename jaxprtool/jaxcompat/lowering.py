@@ -241,7 +241,7 @@ class HloSyntaxError(ValueError):
         self.reason = (place[2] if place else message).rpartition("error: ")[2].strip()
 
 
-def hlo_proto(text: str) -> bytes:
+def parsed_hlo(text: str) -> bytes:
     """Return the `HloModuleProto` of a module's text.
 
     Raises:

@@ -312,7 +312,7 @@ class Sums:
         if item.held is None:
             return together(by_body)
         if item.held.kind == "branch":
-            return either(by_body)
+            return either_branch(by_body)
         count = trip_count(item.held)
         if count is not None:
             return {key: tally.times(count) for key, tally in together(by_body).items()}
@@ -338,7 +338,7 @@ def together(by_body: Iterable[Tallies]) -> Tallies:
     return sums
 
 
-def either(branches: list[Tallies]) -> Tallies:
+def either_branch(branches: list[Tallies]) -> Tallies:
     """Return the range of costs of each group, over branches of which one runs."""
     nothing = CostTally()
     ranges: Tallies = {}

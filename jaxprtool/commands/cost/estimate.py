@@ -228,7 +228,7 @@ def cost_by_side(program: Program | AnyJaxpr) -> CostBySide:
     sides: dict[Line | None, Sides] = {}
     for line in dict.fromkeys(line for line, _ in sums):
         both = [sums.get((line, backward), CostTally()) for backward in (False, True)]
-        both_sides = merged(("", tally) for tally in both)[""]
+        both_sides = added_tallies(("", tally) for tally in both)[""]
         sides[line] = Sides(*map(group_of, (both_sides, *both)))
     return CostBySide(_total(bodies, jaxpr), sides, dict(bodies.unknown))
 
@@ -255,7 +255,7 @@ def _groups(by: By, about: ProgramSignature, bodies: BodyCosts) -> list[Group]:
         sums = Sums(bodies, ByLine(lines))[jaxpr]
         return [_by_line(key, tally, lines, frames) for key, tally in sums.items()]
     if by == "scope":
-        scopes = merged(prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr].items()))
+        scopes = added_tallies(prefixes(Sums(bodies, ByScope(jaxpr, about.roots))[jaxpr].items()))
         return [group_of(tally, "/".join(path), path=path) for path, tally in scopes.items()]
     if by == "argument":
         names = argument_names([value.name for value in about.arguments], len(jaxpr.constvars))
@@ -268,7 +268,7 @@ def _named(sums: Tallies, name: Callable[[Any], str]) -> list[Group]:
     """Return the groups with names, merging those with the same name."""
     return [
         group_of(tally, name)
-        for name, tally in merged((name(k), t) for k, t in sums.items()).items()
+        for name, tally in added_tallies((name(k), t) for k, t in sums.items()).items()
     ]
 
 
@@ -279,7 +279,7 @@ def prefixes(sums: Iterable[tuple[Any, CostTally]]) -> Iterator[tuple[Any, CostT
             yield path[:end], tally
 
 
-def merged(tallies: Iterable[tuple[Any, CostTally]]) -> Tallies:
+def added_tallies(tallies: Iterable[tuple[Any, CostTally]]) -> Tallies:
     """Return the tallies of groups, those of one group added."""
     sums: Tallies = {}
     for key, tally in tallies:
@@ -534,7 +534,7 @@ def cost_by_frame(program: Program | AnyJaxpr) -> list[FrameCost]:
     jaxpr, frames = about.jaxpr, frames_now(about.roots)
     grouping = ByFrame(ByScope(jaxpr, about.roots), ByLine(LineReader(frames)))
     sums = Sums(BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE)), grouping)[jaxpr]
-    by_path = merged(
+    by_path = added_tallies(
         ((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally)
         for (scope, line), tally in sums.items()
     )

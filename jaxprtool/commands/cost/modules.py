@@ -18,8 +18,8 @@ from math import log2, prod
 from typing import Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.devices import bytes_sent
-from jaxprtool.commands.cost.bodies import CostTally, Tallies, either, together
-from jaxprtool.commands.cost.estimate import Cost, Group, group_of, merged, prefixes
+from jaxprtool.commands.cost.bodies import CostTally, Tallies, either_branch, together
+from jaxprtool.commands.cost.estimate import Cost, Group, added_tallies, group_of, prefixes
 from jaxprtool.commands.cost.rules import NOTHING, Work, multiplied_pairs, total
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import Frames, Line, frames_now
@@ -130,7 +130,7 @@ _ARITHMETIC = frozenset(
     )
 )
 
-#: The number of operations of a kernel that `contents` lists.
+#: The number of operations of a kernel that `kernel_contents` lists.
 _LISTED = 4
 
 #: Instructions that read a part of their first operand, as large as their result.
@@ -364,9 +364,9 @@ def module_cost(module: HloModule, by: ModuleBy = "line") -> Cost:
         The cost on one device. A loop with an unknown trip count is counted once.
     """
     work = ModuleWork(module)
-    whole = _Sums(work, lambda kernel, op: "")[module.entry].get("", CostTally())
+    whole = _ModuleSums(work, lambda kernel, op: "")[module.entry].get("", CostTally())
     groups = tuple(_groups(by, work, PartOrigins(module, frames_now())))
-    sent = _Sums(work, lambda kernel, op: _collective(op))[module.entry]
+    sent = _ModuleSums(work, lambda kernel, op: _collective(op))[module.entry]
     return Cost(
         module.name,
         by,
@@ -388,7 +388,7 @@ def _collective(op: Instruction) -> str:
     return kind if kind in KINDS else ""
 
 
-class _Sums:
+class _ModuleSums:
     """The work of the computations of a module by group, for one run of each."""
 
     def __init__(self, work: ModuleWork, key: Callable[[Instruction, Instruction], object]) -> None:
@@ -417,7 +417,7 @@ class _Sums:
     def _inside(self, op: Instruction) -> Tallies:
         bodies = [self[self._module.computations[number]] for number in op.calls]
         if op.opcode == "conditional":
-            return either(bodies)
+            return either_branch(bodies)
         sums = together(bodies)
         if op.opcode == "call":
             return sums
@@ -483,7 +483,7 @@ def _groups(by: ModuleBy, work: ModuleWork, origins: PartOrigins) -> Iterator[Gr
     module = work.module
 
     def sums(key: Callable[[Instruction, Instruction], Any]) -> Iterable[tuple[Any, CostTally]]:
-        return _Sums(work, key)[module.entry].items()
+        return _ModuleSums(work, key)[module.entry].items()
 
     if by == "line":
         for line, tally in sums(lambda kernel, op: origins.of(kernel, op).line):
@@ -491,11 +491,11 @@ def _groups(by: ModuleBy, work: ModuleWork, origins: PartOrigins) -> Iterator[Gr
             yield group_of(tally, str(place.user), line=line, place=place)
     elif by == "scope":
         paths = sums(lambda kernel, op: origins.of(kernel, op).scope)
-        for path, tally in merged(prefixes(paths)).items():
+        for path, tally in added_tallies(prefixes(paths)).items():
             yield group_of(tally, "/".join(path), path=path)
     elif by == "kernel":
         for name, tally in sums(lambda kernel, op: kernel.name):
-            yield group_of(tally, f"{name}: {contents(module, module.by_name[name])}")
+            yield group_of(tally, f"{name}: {kernel_contents(module, module.by_name[name])}")
     elif by == "dtype":
         for name, tally in sums(lambda kernel, op: op.shape.dtype):
             yield group_of(tally, name)
@@ -504,7 +504,7 @@ def _groups(by: ModuleBy, work: ModuleWork, origins: PartOrigins) -> Iterator[Gr
             yield group_of(tally, name)
 
 
-def contents(module: HloModule, kernel: Instruction) -> str:
+def kernel_contents(module: HloModule, kernel: Instruction) -> str:
     """Return what a kernel computes: `dot`, `add, tanh, multiply`, or what a custom call runs."""
     if kernel.custom_call_target:
         return f"custom-call {kernel.custom_call_target}"

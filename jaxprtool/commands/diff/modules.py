@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 
 import networkx
 
-from jaxprtool.commands.cost.modules import ModuleWork, PartOrigins, contents, kernel_runs
+from jaxprtool.commands.cost.modules import ModuleWork, PartOrigins, kernel_contents, kernel_runs
 from jaxprtool.commands.memory.compiled import module_peak
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.documents import Printed, document
@@ -258,7 +258,7 @@ def _kernel_change(
 ) -> KernelChange:
     sizes = [sum(map(side.bytes, kernels)) for side, kernels in zip(sides, parts, strict=True)]
     names = [
-        tuple(f"{kernel.name}: {contents(side.module, kernel)}" for kernel in kernels)
+        tuple(f"{kernel.name}: {kernel_contents(side.module, kernel)}" for kernel in kernels)
         for side, kernels in zip(sides, parts, strict=True)
     ]
     counts = [

@@ -508,8 +508,8 @@ def kernel_contents(module: HloModule, kernel: Instruction) -> str:
     """Return what a kernel computes: `dot`, `add, tanh, multiply`, or what a custom call runs."""
     if kernel.custom_call_target:
         return f"custom-call {kernel.custom_call_target}"
-    names = dict.fromkeys(
-        op.opcode for op in module.inside(kernel) if op.opcode not in _NO_KERNEL | {"broadcast"}
-    )
-    listed = list(names) or [kernel.opcode]
+    opcodes = {op.opcode: None for op in module.inside(kernel) if op.opcode not in _NO_KERNEL}
+    listed = [opcode for opcode in opcodes if opcode != "broadcast"] or [*opcodes, kernel.opcode][
+        :1
+    ]
     return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")

@@ -109,6 +109,11 @@ _Kernels = Annotated[
     OUTPUT.flag("--kernels", "Of two HLO modules, show which kernels differ, and not which lines."),
 ]
 
+_Compiled = Annotated[
+    bool,
+    OUTPUT.flag("--compiled", "Compile both for --backend, and compare XLA's modules by line."),
+]
+
 _WRITE_HLO = "write them with `jaxprtool emit TARGET --to hlo-optimized -o FILE.hlo`"
 
 _JaxA = Annotated[
@@ -137,6 +142,7 @@ def diff_command(
     device: options.Device = None,
     seed: options.Seed = 0,
     stat: _Stat = False,
+    compiled: _Compiled = False,
     kernels: _Kernels = False,
     top: options.Top = None,
     all: options.All = False,
@@ -157,24 +163,29 @@ def diff_command(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool diff - samples/rnn.py:loss
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
       jaxprtool diff samples/transformer.py:loss -p grad -p "grad, -O2" --measure
+      jaxprtool diff samples/transformer.py:train_step -p "" -p remat_scan --compiled
       jaxprtool diff old/jit_step new/jit_step --kernels
     """
     rows = options.row_limit(top, all, None if pager else options.ROWS)
-    require_measure(measure, backend, device)
+    require_measure(measure, None if compiled else backend, device)
     two.first.start(True if measure else None)
     modules = [function.module() for function in two.each()]
     if any(modules):
-        if measure or passes or jax_a or jax_b or stat:
+        if measure or passes or jax_a or jax_b or stat or compiled:
             raise OutputError("an HLO module is not run: --kernels, --top, --all and --json apply")
         _write_modules(modules, rows, kernels, json)
         return
-    if kernels:
-        raise TargetError("--kernels compares two HLO modules", _WRITE_HLO)
+    if kernels and not compiled:
+        raise TargetError("--kernels compares two HLO modules", "add --compiled")
     from jaxprtool.commands.diff import table as render
     from jaxprtool.commands.diff.diff import diff as compare
 
-    require_device(two.first, backend, device)
+    if not compiled:
+        require_device(two.first, backend, device)
     pairs = _programs(two, (jax_a, jax_b), passes, plugin, measure)
+    if compiled:
+        _write_modules(_compiled(pairs, backend, two.on_progress), rows, kernels, json)
+        return
     differences = compare(*(program for _, program in pairs))
     if measure:
         from jaxprtool.commands.diff.diff import with_measured_times
@@ -196,14 +207,34 @@ def diff_command(
         raise typer.Exit(1)
 
 
+def _compiled(
+    pairs: Sequence[tuple[TracedTarget, Program]], backend: str | None, on_progress: OnProgress
+) -> list[StoredModule]:
+    """Return the modules of programs, compiled for a backend, or a TPU that this machine lacks."""
+    from jaxprtool.commands.memory.compiled import compiled_for
+    from jaxprtool.formats.hlo import StoredModule
+    from jaxprtool.ir.hlo.buffers import buffer_assignment
+    from jaxprtool.ir.hlo.module import compiled_module
+
+    stored = []
+    for traced, program in pairs:
+        on_progress(f"compiling {program.name}")
+        inputs = traced.given_to(program)
+        arguments = [inputs.values.get(name) for name in inputs.program.arg_names]
+        executable = compiled_for(inputs.program, arguments, backend)
+        module = compiled_module(executable)
+        stored.append(StoredModule(module, buffer_assignment(executable, module)))
+    return stored
+
+
 def _write_modules(
-    modules: Sequence[StoredModule | None], rows: int | None, kernels: bool, json: bool
+    stored: Sequence[StoredModule | None], rows: int | None, kernels: bool, json: bool
 ) -> None:
     """Write the differences of two HLO modules. Exit with 1 if there are any."""
     from jaxprtool.commands.diff.modules import diff_modules
     from jaxprtool.commands.diff.table import module_diff_table
 
-    before, after = modules
+    before, after = stored
     if before is None or after is None:
         raise TargetError("an HLO module is compared with another one", _WRITE_HLO)
     found = diff_modules(before, after)

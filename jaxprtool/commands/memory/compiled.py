@@ -653,10 +653,13 @@ def compiled_memory(
         )
     program = with_contents(program)
     estimate = memory(program)
+    return compiled_peak(program, compiled_for(program, arguments, backend), estimate)
+
+
+def compiled_for(program: Program, arguments: Sequence[object], backend: str | None) -> Any:
+    """Return a program as a `jax.stages.Compiled`, compiled afresh; see `compiled_memory`."""
     with compiled_afresh():
         if backend is None:
-            made = compiled(program, arguments)
-        else:
-            there, devices = on_devices(program, devices_to_compile_for(backend), backend)
-            made = compiled(there, devices=devices)
-        return compiled_peak(program, made, estimate)
+            return compiled(program, arguments)
+        there, devices = on_devices(program, devices_to_compile_for(backend), backend)
+        return compiled(there, devices=devices)

@@ -126,7 +126,7 @@ def show_command(
     """Show a function's jaxpr in JAX's own notation.
 
     On a terminal, the default is one page: the program's size, arguments, results, primitives and
-    source lines, and as much of the listing as fits.
+    source lines, and as much of the listing as fits. Of an HLO module, the kernels are listed.
 
     [bold]Examples[/]
 
@@ -135,6 +135,7 @@ def show_command(
       jaxprtool show jax.numpy:sinc --args "f32[8]" --stats
       jaxprtool show samples/solver.py:kepler --format tree --pager
       jaxprtool show samples/transformer.py:loss -o loss.html
+      jaxprtool show dump/jit_step --only copy,transpose
     """
     rows = options.row_limit(top, all, None if full or pager else options.ROWS)
     format = _format(format, out, {"--stats": stats, "--json": json, "--pager": pager})
@@ -149,6 +150,15 @@ def show_command(
         hint = "`jaxprtool why` counts the equations"
         raise OutputError("--stats and --uses cannot be combined", hint)
     session.start()
+    if (stored := session.module()) is not None:
+        if format != "text" or stats or uses is not None or json:
+            raise OutputError("an HLO module is shown as text: --depth, --only and --full apply")
+        from jaxprtool.commands.show.modules import module_listing
+
+        most = rows if sys.stdout.isatty() else None
+        with output.paged(pager):
+            output.write_rendered(module_listing(stored.module, depth, only or (), most))
+        return
     programs = session.programs(session.traced(axis_env=axis_env))
     output.say_unused_donations(program for _, program in programs)
     from jaxprtool.ir.equations import WEAK_NOTE

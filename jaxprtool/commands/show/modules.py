@@ -1,0 +1,163 @@
+"""An HLO module as a listing of its kernels, in the order in which they run.
+
+    module_listing(stored_module("dump/jit_step").module)
+
+A line is a kernel: its name and type, what it computes, what it reads, and the user's line. The
+kernels of a loop are indented below it, with its trip count. Values that only pass through tuples
+and bitcasts have the name of the value that is passed on.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from jaxprtool.commands.cost.modules import PartOrigins, kernel_contents, kernel_runs
+from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.hlo.module import Computation, HloModule, Instruction, while_trip_count
+from jaxprtool.ir.notation.tokens import (
+    BinderToken,
+    Comment,
+    Heading,
+    PrimitiveName,
+    Type,
+)
+from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.render.terminal.listing import Listing, joined_lines, printable
+from jaxprtool.render.terminal.tables import more, split_rows
+
+#: The number of operands that a row lists.
+_OPERANDS = 4
+
+#: Instructions whose result is an operand, or a part of one.
+_PASSED_ON = frozenset(("bitcast", "get-tuple-element", "optimization-barrier", "copy-done"))
+
+#: Instructions whose computations are listed below them.
+_OPENED = frozenset(("while", "conditional", "call"))
+
+#: Instructions without a row: values that come from elsewhere, and those that are passed on.
+_NO_ROW = _PASSED_ON | {"parameter", "constant", "tuple", "after-all", "partition-id"}
+
+
+class ModuleRow(NamedTuple):
+    """A row of the listing.
+
+    Attributes:
+        depth: The number of loops and branches around it.
+        op: The instruction.
+        what: What it computes: `fusion[add, tanh]`, or `while[10 times]`.
+        reads: The values that it reads.
+        place: The user's line; "" if it has none.
+    """
+
+    depth: int
+    op: Instruction
+    what: str
+    reads: tuple[str, ...]
+    place: Place
+
+
+def module_rows(module: HloModule, depth: int | None = None) -> Iterator[ModuleRow]:
+    """Yield the rows of a module: all, or those in at most `depth` loops and branches."""
+    origins = PartOrigins(module, frames_now())
+    yield from _rows(module, origins, module.entry, 0, depth)
+
+
+def _rows(
+    module: HloModule, origins: PartOrigins, computation: Computation, depth: int, most: int | None
+) -> Iterator[ModuleRow]:
+    order = module.schedule.get(computation.id) or [op.id for op in computation.instructions]
+    for op in (module.instructions[number] for number in order):
+        if op.opcode in _NO_ROW:
+            continue
+        is_opened = op.opcode in _OPENED
+        reads = tuple(dict.fromkeys(_name(module, number) for number in op.operands))
+        place = UNKNOWN if is_opened else origins.of(op, op).place.user
+        yield ModuleRow(depth, op, _what(module, op), () if is_opened else reads, place)
+        if is_opened and (most is None or depth < most):
+            for number in op.calls[:1] if op.opcode == "while" else op.calls:
+                yield from _rows(module, origins, module.computations[number], depth + 1, most)
+
+
+def _what(module: HloModule, op: Instruction) -> str:
+    if op.opcode == "while":
+        trips = while_trip_count(module, op)
+        return "while" if trips is None else f"while[{trips:,} times]"
+    if op.opcode in _OPENED:
+        return op.opcode
+    contents = kernel_contents(module, op)
+    return f"fusion[{contents}]" if op.opcode == "fusion" else contents
+
+
+def _name(module: HloModule, number: int) -> str:
+    """Return the name of a value: of the kernel that computes it, or of an argument."""
+    op, index = module.instructions[number], ""
+    while op.opcode in _PASSED_ON:
+        if op.opcode == "get-tuple-element":
+            index = f"[{op.tuple_index}]{index}"
+        op = module.instructions[op.operands[0]]
+    if op.opcode == "parameter":
+        is_argument = op in module.entry.instructions
+        return (op.op_name if is_argument and op.op_name else "carry" if index else op.name) + index
+    return op.name + index
+
+
+def module_listing(
+    module: HloModule,
+    depth: int | None = None,
+    only: Collection[str] = (),
+    most: int | None = None,
+) -> Listing:
+    """Return the listing of a module.
+
+    Args:
+        module: The module.
+        depth: The number of nested loops and branches that are opened; None for all.
+        only: Patterns of opcodes; other instructions are left out.
+        most: The number of rows shown; None for all.
+    """
+    rows = [row for row in module_rows(module, depth) if _is_shown(module, row, only)]
+    shown, rest = split_rows(rows, most)
+    lines = [[Heading(f"{module.name}: {_summary(module)}")], [], *map(_line, shown)]
+    if rest:
+        lines.append([Comment(more(len(rest), option="--full"))])
+    return Listing(printable(joined_lines(lines)))
+
+
+def _is_shown(module: HloModule, row: ModuleRow, only: Collection[str]) -> bool:
+    opcodes = {row.op.opcode, *(op.opcode for op in module.inside(row.op))}
+    return not only or any(fnmatch(opcode, pattern) for opcode in opcodes for pattern in only)
+
+
+def _line(row: ModuleRow) -> list[str]:
+    """Return a row in the notation of jaxprs: `fusion.3:f32[8] = fusion[add, tanh] x copy.2`."""
+    shape = row.op.shape
+    type_ = _tuple_type(row.op) if shape.parts else str(shape)
+    reads = [*row.reads[:_OPERANDS], *(["…"] if row.reads[_OPERANDS:] else [])]
+    line = ["  " * row.depth, BinderToken(row.op.name), ":", Type(type_), " = "]
+    line += [PrimitiveName(row.what), *(f" {value}" for value in reads)]
+    return [*line, Comment(f"  # {row.place}")] if row.place else line
+
+
+def _tuple_type(op: Instruction) -> str:
+    shapes = list(map(str, op.shape.parts))
+    return f"({', '.join(shapes[:2])}{', …' if shapes[2:] else ''})"
+
+
+def _summary(module: HloModule) -> str:
+    """Return the number of kernels, and the bytes of the arguments and results."""
+    opcodes = Counter(kernel.opcode for kernel, _ in kernel_runs(module))
+    counts = [plural(sum(opcodes.values()), "kernel")]
+    counts += [plural(opcodes["fusion"], "fusion")] if opcodes["fusion"] else []
+    counts += [f"{opcodes['copy']:,} copies"] if opcodes["copy"] else []
+    arguments = sum(op.shape.bytes for op in module.entry.instructions if op.opcode == "parameter")
+    counts.append(f"arguments {in_bytes(arguments)}")
+    counts.append(f"results {in_bytes(module.entry.root.shape.bytes)}")
+    if module.devices > 1:
+        counts.append(f"on each of {module.devices} devices")
+    if not module.schedule:
+        counts.append("before XLA's optimizations")
+    return ", ".join(counts)

@@ -73,8 +73,10 @@ def start_jax(on_progress: OnProgress, x64: bool = False) -> None:
         output.warning(f"jaxprtool has not been tested with JAX {version}")
 
 
-#: What keeps libtpu from asking a cloud's metadata server for the TPU, and from complaining.
+#: What keeps libtpu from asking a cloud's metadata server for the TPU, from complaining, and from
+#: refusing to compile in two processes.
 _NO_TPU = {
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",

@@ -509,7 +509,6 @@ def kernel_contents(module: HloModule, kernel: Instruction) -> str:
     if kernel.custom_call_target:
         return f"custom-call {kernel.custom_call_target}"
     opcodes = {op.opcode: None for op in module.inside(kernel) if op.opcode not in _NO_KERNEL}
-    listed = [opcode for opcode in opcodes if opcode != "broadcast"] or [*opcodes, kernel.opcode][
-        :1
-    ]
+    listed = [opcode for opcode in opcodes if opcode != "broadcast"]
+    listed = listed or list(opcodes) or [kernel.opcode]
     return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")

@@ -592,7 +592,8 @@ def _line_table(diff: ModuleDiff) -> views.Table:
         for field, _, text in figures:
             old, new = getattr(change.before, field), getattr(change.after, field)
             cells.append(views.Cell(_change(old, new, text), new - old))
-        rows.append(cells)
+        if any(len(cell.text) > 1 for cell in cells[1:]):  # the others differ too little to see
+            rows.append(cells)
     return views.Table("", columns, rows)
 
 

@@ -590,11 +590,19 @@ def _line_table(diff: ModuleDiff) -> views.Table:
     for change in diff.lines:
         cells = [_place_cell(change.place)]
         for field, _, text in figures:
-            old, new = getattr(change.before, field), getattr(change.after, field)
-            cells.append(views.Cell(_change(old, new, text), new - old))
-        if any(len(cell.text) > 1 for cell in cells[1:]):  # the others differ too little to see
-            rows.append(cells)
+            cells.append(_delta(getattr(change.after, field) - getattr(change.before, field), text))
+        rows.append(cells)
     return views.Table("", columns, rows)
+
+
+def _delta(difference: int, text: Callable[[int], str]) -> views.Cell:
+    """Return the cell of a difference, `+5` or `-1.2 MiB`; a dot for none."""
+    if not difference:
+        return views.Cell(Comment("·"), 0)
+    role = AddedToken if difference > 0 else RemovedToken
+    return views.Cell(
+        [role(f"{'+' if difference > 0 else '-'}{text(abs(difference))}")], difference
+    )
 
 
 def _place_cell(place: Place) -> views.Cell:

@@ -584,14 +584,15 @@ def _line_table(diff: ModuleDiff) -> views.Table:
         for row in _FIGURES
         if any(getattr(c.before, row[0]) != getattr(c.after, row[0]) for c in diff.lines)
     ]
-    columns = [views.Column("line", SourceLineToken)]
-    columns += [views.number_column(heading) for _, heading, _ in figures]
+    columns = [views.number_column(heading) for _, heading, _ in figures]
+    columns.append(views.Column("line", SourceLineToken))
     rows = []
     for change in diff.lines:
-        cells = [_place_cell(change.place)]
-        for field, _, text in figures:
-            cells.append(_delta(getattr(change.after, field) - getattr(change.before, field), text))
-        rows.append(cells)
+        cells = [
+            _delta(getattr(change.after, field) - getattr(change.before, field), text)
+            for field, _, text in figures
+        ]
+        rows.append([*cells, _place_cell(change.place)])
     return views.Table("", columns, rows)
 
 
@@ -599,10 +600,8 @@ def _delta(difference: int, text: Callable[[int], str]) -> views.Cell:
     """Return the cell of a difference, `+5` or `-1.2 MiB`; a dot for none."""
     if not difference:
         return views.Cell(Comment("·"), 0)
-    role = AddedToken if difference > 0 else RemovedToken
-    return views.Cell(
-        [role(f"{'+' if difference > 0 else '-'}{text(abs(difference))}")], difference
-    )
+    role, sign = (AddedToken, "+") if difference > 0 else (RemovedToken, "-")
+    return views.Cell([role(f"{sign}{text(abs(difference))}")], difference)
 
 
 def _place_cell(place: Place) -> views.Cell:

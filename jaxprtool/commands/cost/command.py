@@ -95,6 +95,8 @@ def cost_command(
     on = None if device is None else device_named(device)
     link = None if bandwidth is None else interconnect_named(bandwidth)
     if (stored := session.module()) is not None:
+        if by == "argument":
+            raise OutputError("--by argument needs a program, not an HLO module")
         if measure or compiled or pprof is not None:
             raise OutputError("--measure, --compiled and --pprof need a program, not an HLO module")
         from jaxprtool.commands.cost.modules import module_cost

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from math import log2, prod
+from math import prod
 from typing import Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.devices import bytes_sent
 from jaxprtool.commands.cost.bodies import CostTally, Tallies, either_branch, together
 from jaxprtool.commands.cost.estimate import Cost, Group, added_tallies, group_of, prefixes
-from jaxprtool.commands.cost.rules import NOTHING, Work, multiplied_pairs, total
+from jaxprtool.commands.cost.rules import NOTHING, Work, binary_logarithm, multiplied_pairs, total
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import Frames, Line, frames_now
 from jaxprtool.ir.hlo.module import (
@@ -202,8 +202,12 @@ class ModuleWork:
         if op.opcode in ("reduce", "reduce-window", "map", "scatter", "select-and-scatter"):
             return self._applied(op).times(self._times_applied(op))
         if op.opcode == "sort":
-            length = max((op.operands and self._operand(op).sizes) or (1,))
-            return Work(flops=_elements(self._operand(op)) * round(log2(max(length, 2))))
+            sizes = self._operand(op).sizes
+            (dimension,) = integers(op.fields, 14) or (0,)
+            length = sizes[dimension] if sizes else 1
+            return Work(flops=prod(sizes) * binary_logarithm(length))
+        if op.opcode == "fft":
+            return Work(flops=self._fourier(op))
         if op.opcode in ("rng", "rng-bit-generator"):
             return Work(random_numbers=elements)
         if (kind := op.opcode.removesuffix("-start")) in KINDS:
@@ -229,6 +233,14 @@ class ModuleWork:
             sizes = left.sizes[i], right.sizes[j], op.shape.sizes[k]
             pairs *= multiplied_pairs(*sizes, stride, low, dilation, spread)
         return pairs // max(integer(op.fields, 61, 1), 1)
+
+    def _fourier(self, op: Instruction) -> int:
+        """Count 5 n log2(n) operations for n complex elements, and half of that for real ones."""
+        lengths = integers(op.fields, 32)
+        shape = self._operand(op)
+        number = prod(shape.sizes[: -len(lengths)]) * prod(lengths)
+        is_complex = shape.dtype.startswith("c") and op.shape.dtype.startswith("c")
+        return number * sum(map(binary_logarithm, lengths)) * 5 // (1 if is_complex else 2)
 
     def _applied(self, op: Instruction) -> Work:
         """Return the operations of the function that an instruction applies to elements."""

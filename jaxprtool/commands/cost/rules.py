@@ -324,10 +324,10 @@ def _sort(eqn: JaxprEqn) -> Work | None:
     shape = _shape(eqn.invars[0])
     axis = eqn.params.get("dimension", eqn.params.get("reduction_dimension", -1))
     length = shape[axis] if shape else 1
-    return Work(flops=count(shape) * _logarithm(length)) if is_concrete_size(length) else None
+    return Work(flops=count(shape) * binary_logarithm(length)) if is_concrete_size(length) else None
 
 
-def _logarithm(number: int) -> int:
+def binary_logarithm(number: int) -> int:
     """Return the logarithm to base 2, rounded up."""
     return max(number - 1, 0).bit_length()
 
@@ -577,7 +577,7 @@ def _fft(eqn: JaxprEqn) -> Work | None:
         return None
     rank, shape = len(lengths), _shape(eqn.invars[0])
     number = count(shape[: len(shape) - rank]) * count(lengths)
-    halves = sum(map(_logarithm, lengths))
+    halves = sum(map(binary_logarithm, lengths))
     both = _is_complex(eqn.invars[0]) and _is_complex(eqn.outvars[0])
     return Work(flops=number * halves * 5 // (1 if both else 2))
 

@@ -11,7 +11,7 @@ operations that they compute (`kernels`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, NamedTuple
 
@@ -47,6 +47,7 @@ class ModuleFigures(NamedTuple):
     flops: Annotated[int, "The operations, with transcendentals."] = 0
     bytes: Annotated[int, "The bytes that are read and written."] = 0
     temporary_bytes: Annotated[int, "The bytes at the peak, without arguments and results."] = 0
+    donated_bytes: Annotated[int, "Of a module: the arguments whose memory results reuse."] = 0
 
     def __add__(self, other: ModuleFigures) -> ModuleFigures:  # type: ignore[override]
         return ModuleFigures(*map(sum, zip(self, other, strict=True)))
@@ -121,7 +122,9 @@ def diff_modules(before: StoredModule, after: StoredModule) -> ModuleDiff:
     is_same = _same_modules(before.module, after.module)
     sides = _Side(before), _Side(after)
     old, new = (side.lines for side in sides)
-    total = tuple(sum(side.lines.values(), ModuleFigures()) for side in sides)
+    whole, new_whole = (
+        sum(side.lines.values(), ModuleFigures(donated_bytes=side.donated_bytes)) for side in sides
+    )
     changes = [
         LineChange(place, old.get(place, ModuleFigures()), new.get(place, ModuleFigures()))
         for place in dict.fromkeys([*old, *new])
@@ -130,20 +133,26 @@ def diff_modules(before: StoredModule, after: StoredModule) -> ModuleDiff:
     return ModuleDiff(
         (before.module.name, after.module.name),
         is_same,
-        *total,
-        tuple(sorted(changed, key=lambda change: (not change.place, -_weight(change, *total)))),
+        whole,
+        new_whole,
+        tuple(sorted(changed, key=_largest_first(whole, new_whole))),
         () if is_same else tuple(_kernel_changes(*sides)),
         all(side.has_memory for side in sides),
     )
 
 
-def _weight(change: LineChange, *total: ModuleFigures) -> float:
-    """Return the largest difference of a line's figures, as a share of those of the module."""
-    shares = (
-        abs(new - old) / max(whole, 1)
-        for old, new, whole in zip(change.before, change.after, map(max, *total), strict=True)
-    )
-    return max(shares)
+def _largest_first(
+    before: ModuleFigures, after: ModuleFigures
+) -> Callable[[LineChange], tuple[bool, float]]:
+    """Return a sort key for lines: by the largest difference, as a share of that of the modules."""
+    most = tuple(map(max, before, after))
+
+    def key(change: LineChange) -> tuple[bool, float]:
+        pairs = zip(change.before, change.after, most, strict=True)
+        shares = (abs(new - old) / max(whole, 1) for old, new, whole in pairs)
+        return not change.place, -max(shares)
+
+    return key
 
 
 class _Side:
@@ -156,6 +165,13 @@ class _Side:
         self._origins = PartOrigins(stored.module, frames_now())
         self.has_memory = bool(stored.module.schedule)
         self.lines = self._figures(stored)
+
+    @property
+    def donated_bytes(self) -> int:
+        """The bytes of donated arguments."""
+        donated = set(self.module.donated.values())
+        parameters = (op for op in self.module.entry.instructions if op.opcode == "parameter")
+        return sum(op.shape.bytes for op in parameters if op.parameter_number in donated)
 
     def _figures(self, stored: StoredModule) -> dict[Place, ModuleFigures]:
         lines: defaultdict[Place, ModuleFigures] = defaultdict(ModuleFigures)
@@ -257,10 +273,10 @@ def _kernel_change(
     parts: Sequence[Sequence[Instruction]],
 ) -> KernelChange:
     sizes = [sum(map(side.bytes, kernels)) for side, kernels in zip(sides, parts, strict=True)]
-    names = [
+    before, after = (
         tuple(f"{kernel.name}: {kernel_contents(side.module, kernel)}" for kernel in kernels)
         for side, kernels in zip(sides, parts, strict=True)
-    ]
+    )
     counts = [
         sum((operations[kernel] for kernel in kernels), Counter())
         for operations, kernels in zip(computed, parts, strict=True)
@@ -271,7 +287,7 @@ def _kernel_change(
         tuple(dict.fromkeys(opcode for opcode, *_ in only))
         for only in (counts[0] - counts[1], counts[1] - counts[0])
     )
-    return KernelChange(*names, side.place(largest), removed, added, *sizes)
+    return KernelChange(before, after, side.place(largest), removed, added, *sizes)
 
 
 # --- equality -------------------------------------------------------------------------------------
@@ -279,7 +295,8 @@ def _kernel_change(
 
 def _same_modules(before: HloModule, after: HloModule) -> bool:
     """Return True if two modules have the same instructions, whatever their names and lines."""
-    return _key(before, before.entry) == _key(after, after.entry)
+    is_donated = before.donated == after.donated
+    return is_donated and _key(before, before.entry) == _key(after, after.entry)
 
 
 def _key(module: HloModule, computation: Computation) -> tuple[object, ...]:

@@ -540,6 +540,7 @@ _FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
     ("flops", "FLOPs", with_prefix),
     ("bytes", "bytes", in_bytes),
     ("temporary_bytes", "temporaries", in_bytes),
+    ("donated_bytes", "donated", in_bytes),
 )
 
 #: The number of kernels listed on each side of a row.

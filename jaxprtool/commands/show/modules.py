@@ -121,7 +121,8 @@ def module_listing(
     """
     rows = [row for row in module_rows(module, depth) if _is_shown(module, row, only)]
     shown, rest = split_rows(rows, most)
-    lines = [[Heading(f"{module.name}: {_summary(module)}")], [], *map(_line, shown)]
+    lines: list[list[str]] = [[Heading(f"{module.name}: {_summary(module)}")], []]
+    lines += map(_line, shown)
     if rest:
         lines.append([Comment(more(len(rest), option="--full"))])
     return Listing(printable(joined_lines(lines)))

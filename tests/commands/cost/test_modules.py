@@ -1,0 +1,123 @@
+"""The cost of HLO modules, held against XLA's own count and against counts by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+from jaxlib import xla_client
+
+from jaxprtool.commands.cost import modules
+from jaxprtool.commands.cost.modules import MODULE_BY, kernel_runs, module_cost
+from jaxprtool.ir.hlo.module import read_module
+from tests.programs import harness_programs
+from tests.programs.modules import OLD, stored
+
+W, X = jnp.ones((4, 4)), jnp.ones((8, 4))
+
+
+def scanned(w, x):
+    def body(carry, row):
+        return jnp.tanh(carry @ w + row), carry.sum()
+
+    return lax.scan(body, x[:2], x)[1]
+
+
+def agrees(case):
+    """Return how the cost of a case's module compares with XLA's, in a word."""
+    (module,) = jax.jit(case.fun).lower(*case.args).compile().runtime_executable().hlo_modules()
+    theirs = xla_client._xla.hlo_module_cost_analysis(jax.devices()[0].client, module)
+    read = read_module(module.as_serialized_hlo_module_proto())
+    opcodes = {op.opcode for op in read.instructions.values()}
+    if opcodes & {"convert", "sort", "fft", "custom-call", "rng-bit-generator", "reduce-precision"}:
+        return "counted otherwise"
+    if any(op.shape.dtype.startswith("c") for op in read.instructions.values()):
+        return "complex numbers"
+    ours = module_cost(read).total.work
+    for mine, name in ((ours.flops, "flops"), (ours.transcendentals, "transcendentals")):
+        assert mine == pytest.approx(theirs.get(name, 0), rel=0.01), (case.name, name)
+    assert ours.bytes <= 1.01 * theirs.get("bytes accessed", 0) + 64, case.name
+    return "agrees"
+
+
+def test_modules_of_harnesses_cost_what_xla_counts(monkeypatch):
+    # XLA counts one iteration of each loop.
+    monkeypatch.setattr(modules, "while_trip_count", lambda module, loop: 1)
+    words = [agrees(case) for case in harness_programs(1)[::250]]
+    assert words.count("agrees") > 0.5 * len(words)
+
+
+@pytest.mark.sweep
+def test_modules_of_all_harnesses_cost_what_xla_counts(monkeypatch):
+    monkeypatch.setattr(modules, "while_trip_count", lambda module, loop: 1)
+    words = [agrees(case) for case in harness_programs(1)]
+    assert words.count("agrees") > 0.5 * len(words)
+
+
+def test_a_loop_counts_as_often_as_it_runs():
+    module = stored(scanned, W, X).module
+    work = module_cost(module).total.work
+    assert work.transcendentals == 64 and work.flops >= 8 * 2 * 2 * 4 * 4
+    runs = {kernel.opcode: count for kernel, count in kernel_runs(module)}
+    assert max(runs.values()) == 8
+
+
+def test_slices_and_updates_move_their_own_elements():
+    def rows(x, y, i):
+        return lax.dynamic_update_slice(x, y, (i, 0)), lax.dynamic_slice(x, (i, 0), (1, 1024))
+
+    x, y = jnp.ones((1024, 1024)), jnp.ones((1, 1024))
+    module = stored(rows, x, y, 3, donate_argnums=0).module
+    by_name = module_cost(module, "kernel").groups
+    assert all(group.work.bytes <= 3 * y.nbytes for group in by_name if "copy" not in group.name)
+
+
+def test_lines_have_what_is_computed_on_them():
+    lines = module_cost(stored(scanned, W, X).module).groups
+    first = scanned.__code__.co_firstlineno
+    products = [group for group in lines if group.line.line == first + 2]
+    assert products[0].work.transcendentals == 64
+    assert products[0].products["f32"] == 8 * 2 * 2 * 4 * 4
+
+
+@pytest.mark.parametrize("by", MODULE_BY)
+def test_groups_add_up_to_the_whole(by):
+    cost = module_cost(stored(scanned, W, X).module, by)
+    groups = [group for group in cost.groups if len(group.path) < 2]
+    assert sum(group.work.flops for group in groups) == cost.total.work.flops
+    assert sum(group.work.bytes for group in groups) == cost.total.work.bytes
+
+
+def test_one_branch_runs():
+    def chosen(i, x):
+        return lax.switch(i, [lambda x: x, lambda x: jnp.sin(x @ x)], x)
+
+    total = module_cost(stored(chosen, 1, W).module).total
+    assert total.work.transcendentals == 16 and total.least.transcendentals == 0
+
+
+def test_a_module_of_another_release_has_lines(tmp_path, cli):
+    (tmp_path / "old.hlo").write_text(OLD)
+    found = cli("cost", str(tmp_path / "old.hlo"))
+    assert found.code == 0 and "step.py:7" in found.out and "256" in found.out
+    assert "tanh.1: tanh" in cli("cost", str(tmp_path / "old.hlo"), "--by", "kernel").out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["-p", "dce"], "is an HLO module: -p does not apply"),
+        (["--args", "f32[3]"], "is an HLO module: --args does not apply"),
+        (["--measure"], "need a program, not an HLO module"),
+        (["--by", "argument"], "--by argument"),
+    ],
+)
+def test_options_of_programs_are_refused(tmp_path, cli, options, message):
+    (tmp_path / "old.hlo").write_text(OLD)
+    found = cli("cost", str(tmp_path / "old.hlo"), *options)
+    assert found.code == 2 and message in found.err and found.out == ""
+
+
+def test_other_commands_say_which_read_modules(tmp_path, cli):
+    (tmp_path / "old.hlo").write_text(OLD)
+    found = cli("nans", str(tmp_path / "old.hlo"))
+    assert found.code == 2 and "is an HLO module" in found.err and "cost, diff, memory" in found.err

@@ -1,0 +1,110 @@
+"""Two HLO modules are compared by line and by kernel."""
+
+import json
+
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+from jaxprtool.commands.diff.modules import diff_modules
+from tests.programs.modules import OLD, TILED, stored
+
+X = jnp.ones((64, 64))
+
+
+def plain(x, w):
+    y = jnp.tanh(x @ w)
+    return (y * y).sum(axis=0) + 1
+
+
+def line(function, offset):
+    return function.__code__.co_firstlineno + offset
+
+
+def test_two_compilations_of_a_program_are_the_same():
+    found = diff_modules(stored(plain, X, X), stored(plain, X, X))
+    assert found.is_same and found.lines == found.kernels == ()
+    assert found.before == found.after
+
+
+def test_names_and_lines_do_not_make_a_difference():
+    def other(x, w):
+        y = jnp.tanh(x @ w)
+        return (y * y).sum(axis=0) + 1
+
+    assert diff_modules(stored(plain, X, X), stored(other, X, X)).is_same
+
+
+def with_fault(fault):
+    """Return `plain` with a fault that XLA cannot remove, on its first line."""
+
+    def plain(x, w):
+        y = jnp.tanh(fault(x @ w))
+        return (y * y).sum(axis=0) + 1
+
+    return plain
+
+
+FAULTS = {
+    "a cast": lambda y: jnp.sort(y.astype("float16")).astype("float32"),
+    "a loop": lambda y: lax.fori_loop(0, 3, lambda i, y: jnp.sin(y), y),
+    "a gather": lambda y: y[jnp.argsort(y[:, 0])],
+    "a sort": lambda y: jnp.sort(y),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_line_of_a_fault_is_the_first(name):
+    without = with_fault(lambda y: y)
+    found = diff_modules(stored(without, X, X), stored(with_fault(FAULTS[name]), X, X))
+    assert not found.is_same
+    first = found.lines[0]
+    assert first.place.line in (line(without, 1), line(FAULTS[name], 0))
+    assert first.after.bytes > first.before.bytes
+
+
+def test_a_lost_donation_is_a_difference():
+    def update(x):
+        return x + jnp.sort(x)
+
+    found = diff_modules(stored(update, X, donate_argnums=0), stored(update, X))
+    assert not found.is_same
+    assert (found.before.donated_bytes, found.after.donated_bytes) == (X.nbytes, 0)
+
+
+def test_the_kernels_of_a_fusion_that_fell_apart_are_one_row():
+    def of(between):
+        def plain(x):
+            return between(jnp.sin(x)) * 2 + 1
+
+        return stored(plain, X)
+
+    found = diff_modules(of(lambda y: y), of(lambda y: jnp.sort(y, axis=0)))
+    parts = [change for change in found.kernels if change.before]
+    assert len(parts) == 1 and len(parts[0].after) >= 2
+    assert "sort" in {added for change in found.kernels for added in change.added}
+
+
+def test_the_command_ends_with_one_if_modules_differ(tmp_path, cli):
+    files = {"old.hlo": OLD, "same.hlo": OLD.replace("tanh.1", "t"), "new.hlo": TILED}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    same = cli("diff", str(tmp_path / "old.hlo"), str(tmp_path / "same.hlo"))
+    assert same.code == 0 and "the same" in same.out
+    other = cli("diff", str(tmp_path / "old.hlo"), str(tmp_path / "new.hlo"))
+    assert other.code == 1 and "step.py:7" in other.out and "jit_step → jit_tiled" in other.out
+    kernels = cli("diff", str(tmp_path / "old.hlo"), str(tmp_path / "new.hlo"), "--kernels")
+    assert "dot.1: dot" in kernels.out
+    document = json.loads(
+        cli("diff", str(tmp_path / "old.hlo"), str(tmp_path / "new.hlo"), "--json").out
+    )
+    assert document["is_same"] is False and document["before"]["flops"] == 288
+    program = cli("diff", str(tmp_path / "old.hlo"), "jax.numpy:sin")
+    assert program.code == 2 and "compared with another one" in program.err
+
+
+def test_programs_are_compiled_and_compared(cli):
+    found = cli("diff", "jax.numpy:sinc", "--args", "f32[8]", "-p", "", "-p", "", "--compiled")
+    assert found.code == 0 and "the same" in found.out
+    alone = cli("diff", "jax.numpy:sinc", "--args", "f32[8]", "-p", "dce", "--kernels")
+    assert alone.code == 2 and "add --compiled" in alone.err

@@ -146,8 +146,8 @@ INNER_FLOORS = {
     "execute": "profile stepping|running sandbox",
     "analysis": "kernels points|devices stats",
     "api": "program|jit methods targets vmap",
-    "commands": "backends outline precision report vmap|opt reduce unzip|check explain show|record"
-    "|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
+    "commands": "backends outline precision report upgrade vmap|opt reduce unzip|check explain show"
+    "|record|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
     "|browse emit memory nans serve shapecheck shardings skill watch",
     "cli": "main|app|errors launch session|options"
     "|completion pipeline_steps printed_results running start"

@@ -23,6 +23,7 @@ from jaxprtool.commands.cost.estimate import Cost, Group, added_tallies, group_o
 from jaxprtool.commands.cost.rules import NOTHING, Work, binary_logarithm, multiplied_pairs, total
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import Frames, Line, frames_now
+from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import (
     Computation,
     HloModule,
@@ -60,9 +61,6 @@ _NO_KERNEL = frozenset(
         "replica-id",
     )
 )
-
-#: Instructions that run the kernels of their computations.
-_RUNS = frozenset(("while", "conditional", "call"))
 
 #: One transcendental for each element.
 _TRANSCENDENTAL = frozenset(
@@ -411,7 +409,7 @@ class _ModuleSums:
         sums: Tallies = {}
         items: defaultdict[object, list[tuple[Work, str]]] = defaultdict(list)
         for op in computation.instructions:
-            if op.opcode in _RUNS:
+            if op.opcode in CALLS:
                 sums = together([sums, self._inside(op)])
             elif op.opcode == "async-start":
                 sums = together([sums, self[self._module.computations[op.calls[0]]]])
@@ -454,7 +452,7 @@ def kernel_runs(
         count: How often that function runs.
     """
     for op in (computation or module.entry).instructions:
-        if op.opcode in _RUNS:
+        if op.opcode in CALLS:
             trips = while_trip_count(module, op) if op.opcode == "while" else 1
             for number in op.calls:
                 inner = module.computations[number]

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from jaxprtool.commands.cost.modules import PartOrigins, kernel_contents, kernel_runs
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import Computation, HloModule, Instruction, while_trip_count
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
@@ -34,9 +35,6 @@ _OPERANDS = 4
 
 #: Instructions whose result is an operand, or a part of one.
 _PASSED_ON = frozenset(("bitcast", "get-tuple-element", "optimization-barrier", "copy-done"))
-
-#: Instructions whose computations are listed below them.
-_OPENED = frozenset(("while", "conditional", "call"))
 
 #: Instructions without a row: values that come from elsewhere, and those that are passed on.
 _NO_ROW = _PASSED_ON | {"parameter", "constant", "tuple", "after-all", "partition-id"}
@@ -73,7 +71,7 @@ def _rows(
     for op in (module.instructions[number] for number in order):
         if op.opcode in _NO_ROW:
             continue
-        is_opened = op.opcode in _OPENED
+        is_opened = op.opcode in CALLS
         reads = tuple(dict.fromkeys(_name(module, number) for number in op.operands))
         place = UNKNOWN if is_opened else origins.of(op, op).place.user
         yield ModuleRow(depth, op, _what(module, op), () if is_opened else reads, place)
@@ -86,7 +84,7 @@ def _what(module: HloModule, op: Instruction) -> str:
     if op.opcode == "while":
         trips = while_trip_count(module, op)
         return "while" if trips is None else f"while[{trips:,} times]"
-    if op.opcode in _OPENED:
+    if op.opcode in CALLS:
         return op.opcode
     contents = kernel_contents(module, op)
     return f"fusion[{contents}]" if op.opcode == "fusion" else contents

@@ -1,0 +1,658 @@
+"""`jaxprtool upgrade`: what changes from one environment to another, such as a newer JAX.
+
+    for change in upgraded(["train.py:step"], "old/bin/python", "new/bin/python"):
+        print(change.target, change.begins, change.values)
+
+Each environment has a process of `jaxprtool serve`. They are asked in turns to trace, lower,
+compile and run each TARGET on the same inputs, and the answers are compared: the jaxprs, the
+modules before and after XLA's optimizations, the values, and the times.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as json_module
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
+
+import typer
+
+from jaxprtool import processes
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import FUNCTION, PASSES, Panel
+from jaxprtool.cli.output import OnProgress
+from jaxprtool.cli.session import command
+from jaxprtool.errors import ArgumentsError, CheckError, JaxprToolError, TargetError
+from jaxprtool.registry import CommandInfo
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.diff.modules import ModuleDiff
+    from jaxprtool.execute.running.rounding import Rounding
+    from jaxprtool.ir.program import Program
+    from jaxprtool.render.terminal.tables import Rendering
+
+INFO = CommandInfo(
+    panel="Run and debug",
+    position=9,
+    summary="Show what changes in another environment, such as a newer JAX.",
+    run="jaxprtool.commands.upgrade:upgrade_command",
+    documents=("jaxprtool.commands.upgrade:UpgradeDocument",),
+)
+
+#: The number of runs of each TARGET in each environment, in turns.
+ROUNDS = 3
+
+#: The seconds that tracing, compiling or running a TARGET may take.
+_SECONDS = 3600
+
+# --- environments ---------------------------------------------------------------------------------
+
+#: What an environment prints of itself, without importing JAX.
+_ASK = """
+import importlib.metadata as metadata, importlib.util, json, sys
+names = "jax", "jaxlib", "libtpu", "numpy"
+installed = {d.name: d.version for d in metadata.distributions() if d.name in names}
+has = importlib.util.find_spec("jaxprtool") is not None
+print(json.dumps([".".join(map(str, sys.version_info[:3])), installed, has]))
+"""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A Python environment.
+
+    Attributes:
+        python: The interpreter.
+        versions: The versions of Python, JAX and what belongs to it, by name.
+    """
+
+    python: str
+    versions: dict[str, str]
+
+    def __str__(self) -> str:
+        return f"JAX {self.versions.get('jax', 'none')}"
+
+
+class _Server:
+    """A process of `jaxprtool serve` in an environment."""
+
+    def __init__(self, python: str, folder: str) -> None:
+        interpreter = shutil.which(os.path.expanduser(python))
+        if interpreter is None:
+            raise TargetError(
+                f"cannot run '{python}' as a Python interpreter",
+                "name the interpreter of an environment, such as .venv/bin/python",
+            )
+        python = os.path.abspath(interpreter)
+        env = {**os.environ, "JAX_ENABLE_COMPILATION_CACHE": "false"}
+        asked = processes.run_process([python, "-P", "-c", _ASK], env=env)
+        if asked.status != 0:
+            raise TargetError(f"{python}: {processes.stderr_tail(asked.stderr)}")
+        version, installed, has_jaxprtool = json_module.loads(asked.stdout)
+        self.environment = Environment(python, {"python": version, **installed})
+        if not has_jaxprtool:
+            path = [_linked(folder), *filter(None, [env.get("PYTHONPATH")])]
+            env["PYTHONPATH"] = os.pathsep.join(path)
+        self._child = processes.Child(
+            [python, "-P", "-m", "jaxprtool", "serve"],
+            env=env,
+            stdin=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def ask(self, *words: str) -> dict[str, Any]:
+        """Return the answer to a command line.
+
+        Raises:
+            TargetError: If the process ended, as without the packages that jaxprtool needs.
+        """
+        request = {"command": words, "timeout_s": _SECONDS}
+        popen = self._child.popen
+        assert popen.stdin is not None and popen.stdout is not None
+        try:
+            popen.stdin.write(json_module.dumps(request).encode() + b"\n")
+            popen.stdin.flush()
+            line = popen.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            python = self.environment.python
+            raise TargetError(
+                f"jaxprtool does not run with {python}",
+                f"install it there, in a clone with `{python} -m pip install .`",
+            )
+        return json_module.loads(line)
+
+    def end(self) -> None:
+        """End the process."""
+        self._child.kill()
+
+
+def _linked(folder: str) -> str:
+    """Return a folder with links to this package and its metadata, to import it elsewhere."""
+    place = os.path.join(folder, "path")
+    os.makedirs(place, exist_ok=True)
+    package = Path(__file__).resolve().parents[1]
+    metadata = Path(str(distribution("jaxprtool")._path)).resolve()  # type: ignore[attr-defined]
+    for path in (package, metadata):
+        link = os.path.join(place, path.name)
+        if not os.path.lexists(link):
+            os.symlink(path, link)
+    return place
+
+
+@contextlib.contextmanager
+def _servers(pythons: Sequence[str], folder: str) -> Iterator[list[_Server]]:
+    with contextlib.ExitStack() as stack:
+        started = []
+        for python in pythons:
+            started.append(_Server(python, folder))
+            stack.callback(started[-1].end)
+        yield started
+
+
+# --- what an environment makes of a TARGET --------------------------------------------------------
+
+
+class Phases(NamedTuple):
+    """The seconds of each phase; null if it was not run."""
+
+    trace: Annotated[float | None, "Tracing."]
+    lower: Annotated[float | None, "Lowering."]
+    compile: Annotated[float | None, "Compiling, the CPU time of all threads."]
+    run: Annotated[float | None, "A call after the first."]
+
+
+@dataclass(frozen=True)
+class _Artifacts:
+    """What an environment makes of a TARGET: files in a folder, and times.
+
+    Attributes:
+        folder: The folder.
+        error: What it says if a step fails; "" otherwise.
+        times: The times of each round.
+    """
+
+    folder: str
+    error: str
+    times: tuple[dict[str, Any], ...] = ()
+
+    def file(self, name: str) -> str:
+        """Return the path of a file."""
+        return os.path.join(self.folder, name)
+
+    @property
+    def phases(self) -> Phases:
+        """The median time of each phase."""
+        keys = {"trace": "trace", "lower": "lower", "compile": "compile_cpu", "run": "repeat"}
+        found = {}
+        for name, key in keys.items():
+            seconds = [times[key] for times in self.times if times[key] is not None]
+            found[name] = statistics.median(seconds) if seconds else None
+        return Phases(**found)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A TARGET, and how it is traced and compiled.
+
+    Attributes:
+        target: The TARGET.
+        args: Its arguments, or None.
+        passes: The passes to run first, or None.
+        backend: A machine to compile for, `tpu:v5e:2x2`; None to run it here.
+    """
+
+    target: str
+    args: str | None
+    passes: str | None
+    backend: str | None
+
+    @property
+    def words(self) -> list[str]:
+        """TARGET and its options, as words of a command line."""
+        words = [self.target, *(("--args", self.args) if self.args else ())]
+        return [*words, *(("-p", self.passes) if self.passes else ())]
+
+
+def _made(server: _Server, folder: str, asked: _Asked) -> _Artifacts:
+    """Trace, lower and compile a TARGET in an environment, into files of a folder."""
+    os.makedirs(folder)
+    made = _Artifacts(folder, "")
+    on = ("--backend", asked.backend) if asked.backend else ()
+    steps = (
+        ("opt", "-o", made.file("program.jaxpr"), "--callbacks", "stub"),
+        ("emit", "--to", "hlo", "-o", made.file("before.hlo"), *on),
+        ("emit", "--to", "hlo-optimized", "-o", made.file("after.hlo"), *on),
+    )
+    for name, *words in steps:
+        answer = server.ask(name, *asked.words, *words)
+        if answer["exit_code"]:
+            return _Artifacts(folder, _error(answer))
+    return made
+
+
+def _error(answer: dict[str, Any]) -> str:
+    lines = [line for line in answer["stderr"].splitlines() if line.startswith("error: ")]
+    return lines[-1].removeprefix("error: ") if lines else f"exit code {answer['exit_code']}"
+
+
+def _run(server: _Server, made: _Artifacts, asked: _Asked) -> _Artifacts:
+    """Run a TARGET once more, and save its results. Add the times to those of earlier rounds."""
+    options = "--seed", "0", "--json", "--save", made.file("results.npz")
+    answer = server.ask("run", *asked.words, *options)
+    if answer["exit_code"]:
+        return _Artifacts(made.folder, _error(answer), made.times)
+    return _Artifacts(made.folder, "", (*made.times, answer["document"]["times"]))
+
+
+# --- changes --------------------------------------------------------------------------------------
+
+#: Where the difference of two environments begins; "" if there is none.
+Layer: TypeAlias = Literal["", "traced", "lowered", "compiled", "fails"]
+
+
+@dataclass(frozen=True)
+class TargetChange:
+    """What changes for a TARGET from one environment to another.
+
+    Attributes:
+        target: The TARGET.
+        begins: Where the difference begins: "traced" if the jaxprs differ, "lowered" if the modules
+            before XLA's optimizations do, "compiled" if those after them do, "" if none do, or
+            "fails" if an environment cannot trace, compile or run it.
+        error: What that environment says; "" if none fails.
+        values: How the results compare: "the same bits", "within rounding", "different", or "" if
+            it was not run.
+        differing_results: The paths of the results that are outside of the tolerance.
+        phases: The seconds of each phase in both environments.
+        peak_bytes: The bytes that the compiled program needs in both.
+        modules: The differences of the compiled modules; None if an environment fails.
+    """
+
+    target: str
+    begins: Layer
+    error: str = ""
+    values: str = ""
+    differing_results: tuple[str, ...] = ()
+    phases: tuple[Phases, ...] = ()
+    peak_bytes: tuple[int, ...] = ()
+    modules: ModuleDiff | None = None
+
+    @property
+    def ratios(self) -> dict[str, float]:
+        """The quotient of each figure after and before: of the phases, and of the module."""
+        pairs: dict[str, tuple[float | None, float | None]] = {}
+        if self.phases:
+            before, after = self.phases
+            pairs |= {name: (getattr(before, name), getattr(after, name)) for name in after._fields}
+        if self.modules is not None:
+            for name in ("kernels", "bytes"):
+                old, new = (getattr(m, name) for m in (self.modules.before, self.modules.after))
+                pairs[name] = (old, new)
+        if self.peak_bytes:
+            pairs["peak"] = self.peak_bytes[0], self.peak_bytes[1]
+        return {name: new / old for name, (old, new) in pairs.items() if old and new is not None}
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it fails, or has other values."""
+        return self.begins == "fails" or self.values == "different"
+
+
+class UpgradeDocument(NamedTuple):
+    """`upgrade`: what changes in another environment."""
+
+    before: Annotated[dict[str, str], "The versions of the first environment, by package."]
+    after: Annotated[dict[str, str], "Those of the second."]
+    targets: Annotated[Sequence[TargetChange], "Each TARGET, the worst first."]
+
+
+def upgraded(
+    targets: Sequence[str],
+    before: str,
+    after: str,
+    args: str | None = None,
+    passes: str | None = None,
+    backend: str | None = None,
+    on_progress: OnProgress = lambda doing: None,
+) -> UpgradeDocument:
+    """Compare what two environments make of TARGETs.
+
+    Args:
+        targets: The TARGETs.
+        before: The interpreter of the first environment.
+        after: That of the second.
+        args: The arguments of the TARGETs; by default their example arguments.
+        passes: Passes to run on each first.
+        backend: A TPU that this machine lacks, `tpu:v5e:2x2`, to compile for; nothing is run then.
+        on_progress: Called with progress messages.
+
+    Raises:
+        TargetError: If an environment cannot be started.
+    """
+    with processes.temporary_folder() as folder, _servers([before, after], folder) as servers:
+        changes = [
+            _change(
+                servers,
+                os.path.join(folder, str(number)),
+                _Asked(target, args, passes, backend),
+                on_progress,
+            )
+            for number, target in enumerate(targets)
+        ]
+        old, new = (server.environment.versions for server in servers)
+    return UpgradeDocument(old, new, sorted(changes, key=_worst_first))
+
+
+def _worst_first(change: TargetChange) -> tuple[bool, bool, float]:
+    return not change.is_bad, not change.begins, -max(change.ratios.values(), default=0.0)
+
+
+def _change(
+    servers: Sequence[_Server], folder: str, asked: _Asked, on_progress: OnProgress
+) -> TargetChange:
+    sides = []
+    for number, server in enumerate(servers):
+        on_progress(f"{asked.target}: compiling with {server.environment}")
+        sides.append(_made(server, os.path.join(folder, str(number)), asked))
+    for turn in range(0 if asked.backend or any(side.error for side in sides) else ROUNDS):
+        on_progress(f"{asked.target}: run {turn + 1} of {ROUNDS} with each")
+        pairs = zip(servers, sides, strict=True)
+        sides = [_run(server, side, asked) for server, side in pairs]
+    for server, side in zip(servers, sides, strict=True):
+        if side.error:
+            return TargetChange(asked.target, "fails", f"{server.environment}: {side.error}")
+    return _compared(asked, sides)
+
+
+def _compared(asked: _Asked, sides: Sequence[_Artifacts]) -> TargetChange:
+    from jaxprtool.commands.diff.diff import diff
+    from jaxprtool.commands.diff.modules import diff_modules
+    from jaxprtool.commands.memory.compiled import module_peak
+    from jaxprtool.formats.hlo import stored_module
+    from jaxprtool.formats.jaxpr.read import read
+
+    before, after = sides
+    lowered = [stored_module(side.file("before.hlo")) for side in sides]
+    compiled = [stored_module(side.file("after.hlo")) for side in sides]
+    modules = diff_modules(*compiled)
+    layer: Layer = ""
+    programs = [read(side.file("program.jaxpr")) for side in sides]
+    if not diff(*programs).is_equivalent:
+        layer = "traced"
+    elif not diff_modules(*lowered).is_same:
+        layer = "lowered"
+    elif not modules.is_same:
+        layer = "compiled"
+    values, differing = _values(sides, _roundings(asked, programs)) if before.times else ("", ())
+    return TargetChange(
+        asked.target,
+        layer,
+        "",
+        values,
+        differing,
+        (before.phases, after.phases),
+        tuple(module_peak(stored).peak_bytes for stored in compiled),
+        modules,
+    )
+
+
+def _values(
+    sides: Sequence[_Artifacts], roundings: tuple[Rounding, Rounding] | None
+) -> tuple[str, tuple[str, ...]]:
+    """Return how the results compare, and which are outside of the tolerance."""
+    from functools import partial
+
+    import numpy as np
+
+    from jaxprtool.commands.compare.measures import Tolerance, measured
+    from jaxprtool.execute.running.rounding import explained
+
+    files = [np.load(side.file("results.npz")) for side in sides]
+    before, after = ({name: file[name] for name in file} for file in files)
+    if {n: x.shape for n, x in before.items()} != {n: x.shape for n, x in after.items()}:
+        return "different", tuple(dict.fromkeys([*before, *after]))
+    measures = [
+        measured(
+            name,
+            before[name],
+            after[name],
+            Tolerance(),
+            None if roundings is None else partial(explained, *roundings, (i, i)),
+        )
+        for i, name in enumerate(before)
+    ]
+    if differing := tuple(measure.name for measure in measures if not measure.within):
+        return "different", differing
+    is_equal = all(measure.equal for measure in measures)
+    return ("the same bits" if is_equal else "within rounding"), ()
+
+
+def _roundings(asked: _Asked, programs: Sequence[Program]) -> tuple[Rounding, Rounding] | None:
+    """Return what rounding explains of the results; None if this process cannot load TARGET.
+
+    It needs the arguments of the runs, which this process fills in the same way.
+    """
+    from jaxprtool.api.targets import find_entry, trace_entry
+    from jaxprtool.execute.running.arrays import fill_arguments
+    from jaxprtool.execute.running.rounding import Rounding, WideProgram
+
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            traced = trace_entry(find_entry(asked.target, asked.args))
+            inputs = [traced.given_to(program) for program in programs]
+    except JaxprToolError:
+        return None
+    before, after = (
+        Rounding(WideProgram(given.program), fill_arguments(given.program, given.values).arguments)
+        for given in inputs
+    )
+    return before, after
+
+
+# --- table ----------------------------------------------------------------------------------------
+
+#: The figures of a row, in order, and the least change that is shown: times vary.
+_COLUMNS = {
+    "trace": 0.1,
+    "compile": 0.1,
+    "run": 0.1,
+    "kernels": 0.005,
+    "bytes": 0.005,
+    "peak": 0.005,
+}
+
+#: What a layer means, below the table.
+_BEGINS = {
+    "traced": "JAX traces it to another jaxpr: jaxprtool diff --jax-a … --jax-b … shows it",
+    "lowered": "JAX lowers the same jaxpr to another module",
+    "compiled": "XLA compiles the same module to other kernels",
+    "fails": "it fails",
+}
+
+#: The number of lines below the table for each TARGET.
+_LINES = 3
+
+
+def upgrade_table(found: UpgradeDocument, width: int) -> Rendering:
+    """Return a row for each TARGET, and the lines of those that changed most."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from jaxprtool.ir.notation.tokens import BinderToken, Comment
+    from jaxprtool.render import views
+    from jaxprtool.render.terminal.tables import HEADING, Rendering, drawn
+
+    columns = [views.Column("begins"), views.Column("values", Comment)]
+    columns += [views.number_column(name) for name in _COLUMNS]
+    columns.append(views.Column("target", BinderToken))
+    functions = [change.target.rpartition(":")[2] for change in found.targets]
+    is_clear = len(set(functions)) == len(functions)
+    rows = []
+    for function, change in zip(functions, found.targets, strict=True):
+        ratios = change.ratios
+        cells = [_percent_cell(ratios.get(name), least) for name, least in _COLUMNS.items()]
+        rows.append(
+            [change.begins or "·", change.values, *cells, function if is_clear else change.target]
+        )
+    parts: list[Any] = [Text(_versions_text(found), style=HEADING), Text()]
+    parts.append(drawn(views.Table("", columns, rows)))
+    parts += [Text(line) for change in found.targets for line in _details(change)]
+    return Rendering(Group(*parts), width)
+
+
+def _percent_cell(ratio: float | None, least: float) -> Any:
+    from jaxprtool.ir.notation.tokens import AddedToken, Comment, RemovedToken
+    from jaxprtool.render.views import Cell
+
+    if ratio is None:
+        return Cell("")
+    if abs(ratio - 1) < least:
+        return Cell(Comment("·"), ratio)
+    role = AddedToken if ratio < 1 else RemovedToken
+    return Cell([role(f"{ratio - 1:+.0%}" if least >= 0.1 else f"{ratio - 1:+.1%}")], ratio)
+
+
+def _versions_text(found: UpgradeDocument) -> str:
+    """Return the versions of both environments: `jax 0.10.2 → 0.12.0, python 3.11.7`."""
+    names = dict.fromkeys((*found.before, *found.after))
+    pairs = (
+        (name, found.before.get(name, "none"), found.after.get(name, "none")) for name in names
+    )
+    return ", ".join(
+        f"{name} {old}" if old == new else f"{name} {old} → {new}" for name, old, new in pairs
+    )
+
+
+def _details(change: TargetChange) -> Iterator[str]:
+    """Yield the error, or the lines of the user with the largest differences."""
+    from jaxprtool.ir.documents import in_bytes, some
+
+    if not change.begins:
+        return
+    yield f"{change.target}: {_BEGINS[change.begins]}"
+    if change.error:
+        yield f"  {change.error}"
+    if change.differing_results:
+        yield f"  different results: {some(change.differing_results, 4)}"
+    for line in change.modules.lines[:_LINES] if change.modules is not None else ():
+        size = line.after.bytes - line.before.bytes
+        kernels = line.after.kernels - line.before.kernels
+        figures = [f"{kernels:+,} kernels"] if kernels else []
+        figures += [f"{'+' if size > 0 else '-'}{in_bytes(abs(size))}"] if abs(size) > 64 else []
+        if figures:
+            yield f"  {line.place or 'XLA itself'}: {', '.join(figures)}"
+
+
+# --- command --------------------------------------------------------------------------------------
+
+_OTHER = Panel("Environments")
+
+_Python = Annotated[
+    list[str],
+    _OTHER.option(
+        "--python",
+        "PYTHON",
+        "The interpreters of the two environments, such as old/bin/python. Given once: of the "
+        "second; the first is this one.",
+    ),
+]
+_Limits = Panel("Exit code 1")
+
+
+def _limit(name: str, what: str) -> Any:
+    return Annotated[
+        str | None, _Limits.option(f"--max-{name}", "+N%", f"If {what} grows by more than this.")
+    ]
+
+
+_MaxCompile: TypeAlias = _limit("compile", "the CPU time of compiling")  # type: ignore[valid-type]
+_MaxRun: TypeAlias = _limit("run", "the time of a call")  # type: ignore[valid-type]
+_MaxPeak: TypeAlias = _limit("peak", "the memory that a program needs")  # type: ignore[valid-type]
+
+
+@command
+def upgrade_command(
+    targets: Annotated[
+        list[str], options.target_argument("TARGET…", "The functions or programs to compare.")
+    ],
+    python: _Python,
+    args: Annotated[
+        str | None, FUNCTION.option("--args", "EXPR", "The arguments of the TARGET.")
+    ] = None,
+    passes: Annotated[
+        str | None, PASSES.option("-p, --passes", "PIPELINE", "Passes to run on each first.")
+    ] = None,
+    backend: Annotated[
+        str | None,
+        options.backend_option(
+            "A TPU that this machine lacks: tpu:v5e:2x2. It is compiled for, and nothing is run.",
+            _OTHER,
+        ),
+    ] = None,
+    max_compile: _MaxCompile = None,
+    max_run: _MaxRun = None,
+    max_peak: _MaxPeak = None,
+    json: options.Json = False,
+    *,
+    on_progress: OnProgress,
+) -> None:
+    """Show what changes in another environment, such as a newer JAX.
+
+    Both environments trace, lower, compile and run each TARGET on the same inputs, in turns. A row
+    says where the first difference is, whether the values are the same, and how times, kernels,
+    memory traffic and peak memory change; below it are the lines that changed most.
+
+    [bold]Examples[/]
+
+      jaxprtool upgrade train.py:step --python old/bin/python --python new/bin/python
+      jaxprtool upgrade train.py:step --python new/bin/python --max-peak +5% --max-run +10%
+    """
+    if len(python) > 2:
+        raise typer.BadParameter(f"--python is given {len(python)} times, but there are two")
+    if backend is not None and ":" not in backend:
+        raise ArgumentsError("--backend names a machine to compile for", "such as tpu:v5e:2x2")
+    limits = {"compile": max_compile, "run": max_run, "peak": max_peak}
+    most = {name: _share(name, text) for name, text in limits.items() if text is not None}
+    before, after = python if len(python) == 2 else (sys.executable, *python)
+    found = upgraded(targets, before, after, args, passes, backend, on_progress)
+    if json:
+        output.write_json(found)
+    else:
+        output.write_rendered(upgrade_table(found, output.width()))
+    _require(found, most)
+
+
+def _share(name: str, text: str) -> float:
+    """Return the quotient that a limit such as `+5%` allows."""
+    number = text.strip().removeprefix("+").removesuffix("%")
+    try:
+        return 1 + float(number) / 100
+    except ValueError:
+        raise ArgumentsError(f"--max-{name} {text} is not a percentage", "write +5%") from None
+
+
+def _require(found: UpgradeDocument, most: dict[str, float]) -> None:
+    """Raise CheckError for a TARGET that fails, has other values, or exceeds a limit."""
+    from jaxprtool.ir.documents import some
+
+    for change in found.targets:
+        if change.is_bad:
+            what = change.error or f"different results: {some(change.differing_results, 4)}"
+            raise CheckError(f"{change.target}: {what}")
+        for name, limit in most.items():
+            ratio = change.ratios.get(name, 1.0)
+            if ratio > limit:
+                raise CheckError(
+                    f"{change.target}: {name} grows by {ratio - 1:.1%}, over --max-{name} "
+                    f"{limit - 1:+.1%}"
+                )

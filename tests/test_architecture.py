@@ -30,7 +30,7 @@ FLOORS = [
     {"__main__"},
     {"commands/check"},
     {"testing"},
-    {"extend/cost", "extend/lint"},
+    {"extend/commands"},
     {"commands"},
     {"cli"},
     {"api"},
@@ -382,7 +382,7 @@ def test_a_non_public_import_is_detected(tmp_path):
     folder.mkdir()
     lines = [
         "from jaxprtool import trace, jaxcompat",
-        "from jaxprtool.extend import rule, python",
+        "from jaxprtool.extend import rule, rules",
         "import jaxprtool.ir.program",
         "from jaxprtool.package.own import thing",
         "def late():",

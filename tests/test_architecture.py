@@ -136,11 +136,11 @@ def test_imports_go_downward():
 
 #: The layers of the modules in a package. Modules of the same layer do not import each other.
 INNER_FLOORS = {
-    "ir": "differences|body_matching repetition|conversions donation equivalence meshes|mesh_sizes"
-    "|program|ragged specialization|expansions matching symbols|custom_rules notation state"
-    "|dataflow rewrite|equations evaluation|regions scopes traits"
-    "|checkpoints frames hlo keys rules source_names"
-    "|places source_text|backends documents dtypes paths process trees",
+    "ir": "differences|body_matching repetition"
+    "|conversions donation equivalence meshes specialization|program|ragged"
+    "|arguments expansions symbols|custom_rules notation|dataflow rewrite|equations evaluation"
+    "|regions scopes traits|checkpoints frames hlo keys rules source_names|places source_text"
+    "|backends documents dtypes process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents views",
     "execute": "profile stepping|running sandbox",

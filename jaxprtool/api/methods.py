@@ -27,7 +27,7 @@ def program_text(program: Program) -> str:
 def program_summary(program: Program) -> str:
     """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.reports.programs import program_line
+    from jaxprtool.render.reports import program_line
 
     return program_line(program, count_equations(program))
 

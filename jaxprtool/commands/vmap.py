@@ -184,7 +184,7 @@ def _document(
     batch: Batch, program: Program, row: PassRun, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
     from jaxprtool.passes.mapping.batch import mapped_arguments
-    from jaxprtool.render.reports.programs import program_document
+    from jaxprtool.render.reports import program_document
 
     assert batch.axis_size is not None and isinstance(batch.axis_name, str | None)
     return VmapDocument(

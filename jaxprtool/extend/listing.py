@@ -12,7 +12,7 @@ groups them.
 """
 
 from jaxprtool.ir.documents import in_bytes, plural
-from jaxprtool.ir.frames import BEHIND, FrameChoice, Frames, SourceLocation, frames_now
+from jaxprtool.ir.frames import FrameChoice, Frames, SourceLocation, frames_now
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
@@ -25,6 +25,7 @@ from jaxprtool.ir.notation.tokens import (
     Type,
     with_roles,
 )
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.rules import summary
 from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat.source_locations import UserFrame

@@ -19,13 +19,12 @@ on them. `changes` compares a program with the result of a pass; `left_to_partit
 parts that XLA partitions over devices.
 """
 
+from jaxprtool.ir.arguments import Mismatch, matched_leaves
 from jaxprtool.ir.dataflow import DataFlow, DefUse, Holder, Start, backward_slice, forward_slice
 from jaxprtool.ir.differences import Changes, changes
-from jaxprtool.ir.matching import Mismatch, matched_leaves
 from jaxprtool.ir.meshes import left_to_partitioner
-from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import CLOSED_OVER, with_lifted
-from jaxprtool.ir.trees import StaticLeaf, filled, leaf_paths, structure
+from jaxprtool.ir.trees import StaticLeaf, filled, leaf_paths, paths, structure, unique
 from jaxprtool.jaxcompat import at_once, hide_from_tracebacks
 from jaxprtool.jaxcompat.mapping import evaluated
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence

@@ -188,7 +188,7 @@ def opt_command(
         emission = Emission(Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note)
         output.write_files(programs, emission, out)
     if json:
-        from jaxprtool.render.reports.programs import program_document
+        from jaxprtool.render.reports import program_document
 
         documents = [program_document(program) for _, program in programs]
         output.write_json(OptDocument(documents, watcher.rows))

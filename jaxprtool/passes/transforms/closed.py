@@ -24,16 +24,15 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError, did_you_mean
+from jaxprtool.ir.arguments import Mismatch, matched_leaves
 from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_jaxprs, rules_followed
 from jaxprtool.ir.documents import listed
 from jaxprtool.ir.equations import equations, size_of, substitute, type_of, with_operands
-from jaxprtool.ir.matching import Mismatch, matched_leaves
-from jaxprtool.ir.paths import named_by_end, paths, unique
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.regions import keep, open_regions, sub_jaxprs
 from jaxprtool.ir.rewrite import Memo, Taken, pass_constants
 from jaxprtool.ir.symbols import LengthsBound
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.trees import filled, named_by_end, paths, structure, unique
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
 from jaxprtool.passes.framework.base import Pass

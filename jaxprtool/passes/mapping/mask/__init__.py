@@ -18,10 +18,9 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, PipelineError
-from jaxprtool.ir.paths import paths
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.symbols import MOST, SizeBound, check_symbols, known_range
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.trees import filled, paths, structure
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.passes.framework.base import Pass
 from jaxprtool.passes.mapping.domains import with_arguments

@@ -37,8 +37,7 @@ from jaxprtool.ir.trees import paths, release, unique
 from jaxprtool.jaxcompat import ClosedJaxpr, Var
 from jaxprtool.jaxcompat.mapping import evaluated
 from jaxprtool.loading.trace import function_name, held, is_filtered, positional_names, released
-from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
+from jaxprtool.passes.framework import Observer, Pass, Pipeline, Step
 
 if TYPE_CHECKING:
     from jaxprtool.sizes.buckets import Buckets

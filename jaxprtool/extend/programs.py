@@ -31,7 +31,7 @@ from jaxprtool.loading.argspec import read_args, read_results, read_strings, req
 from jaxprtool.loading.example import Static
 from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
-from jaxprtool.passes.framework.pipeline import Observer, Step
+from jaxprtool.passes.framework import Observer, Step
 
 __all__ = [
     "CLOSED_OVER",

@@ -24,9 +24,6 @@ from jax.tree_util import DictKey, FlattenedIndexKey, GetAttrKey, PyTreeDef, Seq
 # --- trees ----------------------------------------------------------------------------------------
 # Tree structures as plain data, and leaves that are not arrays.
 
-# --- trees ----------------------------------------------------------------------------------------
-# Tree structures as plain data, to write, compare and rebuild.
-
 
 @dataclass(frozen=True)
 class Tree:

@@ -39,7 +39,7 @@ from jaxprtool.ir.rewrite import RewriteRule, Writer, map_equations, rewrite
 from jaxprtool.ir.traits import primitives_with
 from jaxprtool.jaxcompat import Atom, DType, Jaxpr, JaxprEqn
 from jaxprtool.loading.trace import function_name, trace
-from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.framework import Pipeline
 from jaxprtool.render.terminal.tables import ALL, ROWS
 from jaxprtool.testing.budgets import (
     Growth,

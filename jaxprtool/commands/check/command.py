@@ -16,12 +16,12 @@ import tomlkit
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.config_file import found_file
+from jaxprtool.cli.completion import found_file
 from jaxprtool.cli.errors import write_problems
+from jaxprtool.cli.launch import start_jax, use_host_devices, use_virtual_devices, use_x64, uses_x64
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, only_program
-from jaxprtool.cli.start import start_jax, use_host_devices, use_virtual_devices, use_x64, uses_x64
 from jaxprtool.commands.lint.command import codes_about
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole

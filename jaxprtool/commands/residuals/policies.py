@@ -55,7 +55,7 @@ from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.trees import filled, structure, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework.retrace import (
+from jaxprtool.passes.retrace import (
     chosen_argnums,
     positional,
     positional_roots,

@@ -47,7 +47,7 @@ from jaxprtool.jaxcompat import (
     VJPRule,
 )
 from jaxprtool.passes.cleanup.dce import dce_body
-from jaxprtool.passes.framework.retrace import with_names
+from jaxprtool.passes.retrace import with_names
 
 # --- domain ---------------------------------------------------------------------------------------
 # The base class of all domains, which define the kinds of values.

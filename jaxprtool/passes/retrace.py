@@ -37,7 +37,7 @@ from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.ir.trees import paths, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework import Pass
 
 #: The maximum number of characters of JAX's error message that are shown.
 _LONGEST_REASON = 300

@@ -19,8 +19,8 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 #: Where the methods of values are that need the rooms above them: the module and the function.
 _METHODS = {
     "apply": ("jaxprtool.api.methods", "applied"),
-    "meshes_in": ("jaxprtool.ir.mesh_sizes", "meshes_in"),
-    "on_mesh": ("jaxprtool.ir.mesh_sizes", "on_mesh"),
+    "meshes_in": ("jaxprtool.ir.specialization", "meshes_in"),
+    "on_mesh": ("jaxprtool.ir.specialization", "on_mesh"),
     "origin_of": ("jaxprtool.commands.nans.nans", "origin_of"),
     "program_html": ("jaxprtool.api.methods", "program_html"),
     "program_summary": ("jaxprtool.api.methods", "program_summary"),

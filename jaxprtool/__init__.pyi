@@ -55,9 +55,9 @@ from .ir.ragged import Ragged as Ragged
 from .loading.example import example as example
 from .loading.example import static as static
 from .passes.cleanup.dce import dce_jaxpr as dce_jaxpr
-from .passes.framework.base import Pass as Pass
-from .passes.framework.pipeline import Pipeline as Pipeline
-from .passes.framework.pipeline import register as register
+from .passes.framework import Pass as Pass
+from .passes.framework import Pipeline as Pipeline
+from .passes.framework import register as register
 from .passes.mapping.batch import batch_jaxpr as batch_jaxpr
 from .passes.patterns import Rewrite as Rewrite
 from .passes.patterns import rewrite as rewrite

@@ -29,8 +29,8 @@ from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Naming
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.notation.signatures import Notation
-from jaxprtool.ir.paths import named_by_end, parts_of_paths
 from jaxprtool.ir.program import Program, program_signature
+from jaxprtool.ir.trees import named_by_end, parts_of_paths
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralValue
 from jaxprtool.jaxcompat.source_locations import UserFrame

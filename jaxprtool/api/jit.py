@@ -20,11 +20,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, PipelineError, UnsupportedError
-from jaxprtool.ir.backends import process_cache
-from jaxprtool.ir.equations import named, type_of
-from jaxprtool.ir.paths import paths, unique
-from jaxprtool.ir.program import Program, Programs, with_lifted
-from jaxprtool.ir.state import (
+from jaxprtool.ir.arguments import (
     Changed,
     call_tracked,
     has_objects,
@@ -33,13 +29,15 @@ from jaxprtool.ir.state import (
     sharing,
     uses_objects,
 )
+from jaxprtool.ir.backends import process_cache
+from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.program import Program, Programs, with_lifted
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import release
+from jaxprtool.ir.trees import paths, release, unique
 from jaxprtool.jaxcompat import ClosedJaxpr, Var
 from jaxprtool.jaxcompat.mapping import evaluated
 from jaxprtool.loading.trace import function_name, held, is_filtered, positional_names, released
-from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.framework.pipeline import Observer, Pipeline, Step
+from jaxprtool.passes.framework import Observer, Pass, Pipeline, Step
 
 if TYPE_CHECKING:
     from jaxprtool.sizes.buckets import Buckets

@@ -11,7 +11,7 @@ def applied(
     program: Program, passes: str | Callable[[Program], Program | Programs]
 ) -> Program | Programs:
     """Return a program rewritten by a pass, or by a pipeline as text."""
-    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework import Pipeline
 
     transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
     return transform(program)
@@ -27,7 +27,7 @@ def program_text(program: Program) -> str:
 def program_summary(program: Program) -> str:
     """Return a one-line summary of a program."""
     from jaxprtool.analysis.stats import count_equations
-    from jaxprtool.render.reports.programs import program_line
+    from jaxprtool.render.reports import program_line
 
     return program_line(program, count_equations(program))
 

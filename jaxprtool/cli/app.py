@@ -21,7 +21,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from jaxprtool import registry
-from jaxprtool.cli import completion, errors, launch, options, output, start
+from jaxprtool.cli import completion, errors, launch, options, output
 from jaxprtool.errors import (
     ArgumentsError,
     JaxprToolError,
@@ -213,7 +213,7 @@ def run_command_line(arguments: list[str]) -> int:
         launch.command_line.set(tuple(arguments))
         with (
             process.limit_raised(),
-            start.jax_settings_restored(),
+            launch.jax_settings_restored(),
             group.make_context(PROGRAM, arguments) as context,
         ):
             group.invoke(context)

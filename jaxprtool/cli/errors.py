@@ -40,7 +40,7 @@ from jaxprtool.errors import (
 )
 
 if TYPE_CHECKING:
-    from jaxprtool.render.documents.problems import Problem
+    from jaxprtool.render.documents import Problem
 
 # --- errors ---------------------------------------------------------------------------------------
 # The end of a command: errors as one line on stderr, and exit codes for scripts.
@@ -185,7 +185,8 @@ def _show_frames(error: UserFunctionError) -> None:
 
     Consecutive library frames are represented by the innermost one, on one line.
     """
-    from jaxprtool.ir.frames import BEHIND, Root, frames_now
+    from jaxprtool.ir.frames import Root, frames_now
+    from jaxprtool.ir.places import BEHIND
 
     frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []
@@ -257,12 +258,7 @@ def write_problems(
     """
     from jaxprtool import __version__
     from jaxprtool.ir.places import UNKNOWN
-    from jaxprtool.render.documents.problems import (
-        Problem,
-        github_annotations,
-        repository_root,
-        sarif,
-    )
+    from jaxprtool.render.documents import Problem, github_annotations, repository_root, sarif
 
     root = repository_root(os.getcwd())
     if format == "sarif":

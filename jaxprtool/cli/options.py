@@ -21,7 +21,7 @@ from jaxprtool.render.terminal.tables import ALL, ROWS, TALL_ROWS
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.passes.framework.pipeline import Step
+    from jaxprtool.passes.framework import Step
 
 # --- options --------------------------------------------------------------------------------------
 # The options that several commands share, each declared once.

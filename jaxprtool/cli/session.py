@@ -29,9 +29,9 @@ from typer.main import get_command
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.completion import require_package
+from jaxprtool.cli.launch import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.cli.options import FUNCTION, OUTPUT
 from jaxprtool.cli.output import OnProgress, silent
-from jaxprtool.cli.start import start_jax, use_cache, use_host_devices, use_virtual_devices
 from jaxprtool.errors import (
     ArgumentsError,
     MeshConflictError,
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from jaxprtool.formats.hlo import StoredModule
     from jaxprtool.ir.program import Program
     from jaxprtool.loading.load import Entry
-    from jaxprtool.passes.framework.pipeline import Observer, Pipeline
+    from jaxprtool.passes.framework import Observer, Pipeline
 
 #: Programs by name.
 Named = Sequence[tuple[str, "Program"]]
@@ -417,7 +417,7 @@ class FunctionOptions:
         import jax
 
         from jaxprtool.loading.load import Entry
-        from jaxprtool.passes.framework.pipeline import Pipeline
+        from jaxprtool.passes.framework import Pipeline
 
         self.import_module()
         mesh_set = self.tracing.mesh_set(not self.tracing.has_specs, virtual=True)
@@ -653,10 +653,10 @@ _MAX_BYTES = inspect.Parameter(
 
 def load_plugins(plugins: list[str] | None) -> None:
     """Import plug-ins; warn about one that fails."""
-    from jaxprtool.passes.framework import pipeline
+    from jaxprtool.passes import framework
 
     for plugin in plugins or []:
-        pipeline.load_plugin(plugin)
+        framework.load_plugin(plugin)
 
 
 def _of_tracing(pipeline: Pipeline) -> tuple[object, ...]:
@@ -667,7 +667,7 @@ def _of_tracing(pipeline: Pipeline) -> tuple[object, ...]:
 
 def pipeline(text: str | None, plugins: list[str] | None) -> Pipeline:
     """Return the pipeline of -p, after loading the plug-ins of --plugin; empty without -p."""
-    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework import Pipeline
 
     load_plugins(plugins)
     return Pipeline.parse(text) if text else Pipeline()

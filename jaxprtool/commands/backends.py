@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.launch import start_jax
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command
-from jaxprtool.cli.start import start_jax
 from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:

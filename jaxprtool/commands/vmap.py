@@ -138,7 +138,7 @@ def vmap_command(
     function.start()
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.opt import steps as watched_steps
-    from jaxprtool.passes.framework.pipeline import Pipeline, Step
+    from jaxprtool.passes.framework import Pipeline, Step
     from jaxprtool.passes.mapping.batch import Batch
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk, sum_match)
@@ -184,7 +184,7 @@ def _document(
     batch: Batch, program: Program, row: PassRun, programs: Sequence[tuple[str, Program]]
 ) -> VmapDocument:
     from jaxprtool.passes.mapping.batch import mapped_arguments
-    from jaxprtool.render.reports.programs import program_document
+    from jaxprtool.render.reports import program_document
 
     assert batch.axis_size is not None and isinstance(batch.axis_name, str | None)
     return VmapDocument(

@@ -7,16 +7,14 @@
     passes then support the primitive.
 *   Rewriting of programs: `map_equations`, `rewrite` with its `Writer`, `with_bodies`, `Memo`.
 *   Rules of passes and formats for a primitive: `rule(table, "primitive")`, where `table` is one of
-    `TABLES`. The arguments and results of its rules are documented in `extend.batch`,
-    `extend.cost`, `extend.domains`, `extend.files`, `extend.mask`, `extend.python` and
-    `extend.unzip`; for "dce", `rule(used_outputs, live_inputs, eqn)` returns `(used_inputs,
-    new_eqn)`.
-*   Analyses of a program: its dataflow and the changes by a pass (`extend.analysis`), the tokens of
-    its equations (`extend.listing`), their source lines (`extend.sources`). `extend.pipelines` is
-    for observers of a pipeline, `extend.lint` for rules of `jaxprtool lint`.
-*   Building blocks of functions such as `vmap` and `mask`: `extend.tracing`, `extend.trees` for
-    pytrees, `extend.sizes` for varying sizes; and the rewrites of passes as functions:
-    `extend.vmap`, `extend.padding`, `extend.ragged`.
+    `TABLES`. The arguments and results of its rules are documented in `extend.mapping` ("batch"),
+    `extend.sizes` ("mask"), `extend.rules` ("jaxpr", "python", "unzip") and `extend.commands`
+    ("cost", and rules of `jaxprtool lint`); for "dce", `rule(used_outputs, live_inputs, eqn)`
+    returns `(used_inputs, new_eqn)`.
+*   Building blocks of functions such as `vmap` and `mask`: `extend.programs` traces functions,
+    matches pytrees and analyses programs; `extend.mapping` and `extend.sizes` also have the
+    rewrites of passes as functions. `extend.listing` has the tokens of equations and their source
+    lines.
 
 A package lists the primitives for which it has rules and traits in the entry-point group
 `jaxprtool.primitives`; its module is imported when a program with one of them is met. A pass is a
@@ -36,7 +34,7 @@ from importlib import import_module
 from typing import Any, TypeVar
 
 from jaxprtool.errors import PluginError, did_you_mean
-from jaxprtool.ir import rules
+from jaxprtool.ir import rules as rule_tables
 from jaxprtool.ir.conversions import contents, is_ref
 from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, vjp_params, vjp_rule
 from jaxprtool.ir.dtypes import is_extended
@@ -277,4 +275,4 @@ def rule(table: RuleTable[R] | str, *primitives: str) -> Callable[[R], R]:
         PluginError: If there is no table of this name.
     """
     filled: RuleTable[R] = table_named(table) if isinstance(table, str) else table
-    return rules.rule(filled, *primitives)
+    return rule_tables.rule(filled, *primitives)

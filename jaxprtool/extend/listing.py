@@ -1,12 +1,18 @@
-"""Display of programs on a screen: the tokens of equations, counts, and styles.
+"""Display of programs on a screen: tokens of equations, counts, styles, and source lines.
 
 A `Reader` names the variables of a `program_signature` as listings do, and returns the tokens of
 an equation's parts; `ShowOptions` has the options. `with_roles` pairs each token with its role, and
 `STYLES` has Rich's style of each role. `printable` escapes control characters. `Selection` counts
 equations.
+
+`frames_now(program_signature(program).roots)` returns the `Frames`, which find the `SourceLocation`
+of an equation, in the user's files or a library's, and the text of a frame; `Sources` has the lines
+of source files. A `ScopeReader` finds the scopes around equations, by which `cost --by scope`
+groups them.
 """
 
 from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.frames import FrameChoice, Frames, SourceLocation, frames_now
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.tokens import (
     AddedToken,
@@ -19,24 +25,35 @@ from jaxprtool.ir.notation.tokens import (
     Type,
     with_roles,
 )
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.rules import summary
+from jaxprtool.ir.scopes import ScopeReader
+from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.terminal.listing import ShowOptions, printable
-from jaxprtool.render.terminal.tables import STYLES
+from jaxprtool.render.terminal.tables import STYLES, Sources
 from jaxprtool.render.terminal.tree import Reader
 
 __all__ = [
+    "BEHIND",
     "STYLES",
     "AddedToken",
     "BinderToken",
     "ChangedToken",
     "Comment",
+    "FrameChoice",
+    "Frames",
     "ParameterToken",
     "Reader",
     "RemovedToken",
+    "ScopeReader",
     "Selection",
     "SharedName",
     "ShowOptions",
+    "SourceLocation",
+    "Sources",
     "Type",
+    "UserFrame",
+    "frames_now",
     "in_bytes",
     "plural",
     "printable",

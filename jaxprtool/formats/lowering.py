@@ -34,18 +34,17 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.ir.arguments import has_objects
 from jaxprtool.ir.backends import backend_start_error, start_backends
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named, size_of, type_of
 from jaxprtool.ir.hlo.module import HloModule, compiled_module, message, read_module
 from jaxprtool.ir.meshes import SpecReader, concrete_mesh, is_over_devices, mesh_in_types
-from jaxprtool.ir.paths import paths
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import view
-from jaxprtool.ir.state import has_objects
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.trees import filled, paths
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn
 
 # --- lowering -------------------------------------------------------------------------------------

@@ -31,9 +31,10 @@ from jaxprtool.formats.graph import (
 )
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program, ProgramSignature, path_parts, program_signature
 from jaxprtool.ir.regions import holds_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, name_stack

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from jaxprtool.ir.dataflow import live_part
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import donated_operands
-from jaxprtool.ir.paths import path_steps
 from jaxprtool.ir.program import (
     JitOptions,
     NamedValue,
@@ -22,6 +21,7 @@ from jaxprtool.ir.program import (
     ProgramSignature,
     program_signature,
 )
+from jaxprtool.ir.trees import path_steps
 from jaxprtool.jaxcompat import AnyJaxpr, open_jaxpr
 
 

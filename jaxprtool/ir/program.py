@@ -24,13 +24,12 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, CheckError, StructureError
+from jaxprtool.ir.arguments import MatchedArguments, Mismatch, matched
 from jaxprtool.ir.documents import METHODS, in_bytes, plural
 from jaxprtool.ir.dtypes import as_array, needs_x64, x64_enabled
 from jaxprtool.ir.equations import holders, reachable, size_of, type_of
 from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
 from jaxprtool.ir.frames import Root
-from jaxprtool.ir.matching import MatchedArguments, Mismatch, matched
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.regions import ShardMap, view
 from jaxprtool.ir.rewrite import as_constants
 from jaxprtool.ir.symbols import (
@@ -43,7 +42,7 @@ from jaxprtool.ir.symbols import (
     sizes_by_symbol,
     symbols_of,
 )
-from jaxprtool.ir.trees import filled, is_no_array, structure
+from jaxprtool.ir.trees import filled, is_no_array, structure, unique
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
     Atom,

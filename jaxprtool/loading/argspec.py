@@ -47,8 +47,8 @@ from jaxprtool.ir import dtypes
 from jaxprtool.ir.backends import start_backends
 from jaxprtool.ir.conversions import is_ref
 from jaxprtool.ir.notation import expressions, types
-from jaxprtool.ir.paths import path_steps
 from jaxprtool.ir.symbols import Symbols
+from jaxprtool.ir.trees import path_steps
 from jaxprtool.loading.example import Static
 
 # --- argspec --------------------------------------------------------------------------------------

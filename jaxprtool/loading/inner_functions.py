@@ -19,11 +19,10 @@ from jaxprtool.ir.documents import plural, some
 from jaxprtool.ir.equations import holders, part_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.notation.names import UserNames
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward
-from jaxprtool.ir.trees import structure
+from jaxprtool.ir.trees import structure, unique
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal
 
 #: The number of functions that an error lists.

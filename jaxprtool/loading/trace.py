@@ -29,14 +29,7 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UserFunctionError, did_you_mean
 from jaxprtool.ir import process
-from jaxprtool.ir.custom_rules import with_closed_over
-from jaxprtool.ir.documents import plural
-from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.meshes import is_over_devices
-from jaxprtool.ir.paths import unique
-from jaxprtool.ir.program import JitOptions, Program
-from jaxprtool.ir.ragged import bounds_of_lengths
-from jaxprtool.ir.state import (
+from jaxprtool.ir.arguments import (
     Changed,
     call_tracked,
     has_objects,
@@ -45,7 +38,13 @@ from jaxprtool.ir.state import (
     sharing,
     without_unchanged,
 )
-from jaxprtool.ir.trees import StaticLeaf, filled, release, structure
+from jaxprtool.ir.custom_rules import with_closed_over
+from jaxprtool.ir.documents import plural
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.meshes import is_over_devices
+from jaxprtool.ir.program import JitOptions, Program
+from jaxprtool.ir.ragged import bounds_of_lengths
+from jaxprtool.ir.trees import StaticLeaf, filled, release, structure, unique
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.loading.example import Static
@@ -66,7 +65,7 @@ class BoundCall:
     `static_args` maps positions, and `static_kwargs` names, to Python values. `args` and `kwargs`
     are the traced arguments, with leaves that are not arrays moved into the tree structure.
     `shared` tells which Flax NNX Variables are the same object
-    (`ir.state.shared_variables`); it is None if changes of such objects are not results.
+    (`ir.arguments.shared_variables`); it is None if changes of such objects are not results.
     """
 
     args: tuple[object, ...]

@@ -32,7 +32,7 @@ from jaxprtool.jaxcompat import (
     Literal,
     Var,
 )
-from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework import Pass
 
 # --- mixed precision ------------------------------------------------------------------------------
 # The pass `mixed_precision`.

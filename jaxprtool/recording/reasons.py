@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 from jaxprtool.ir.documents import listed
-from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.places import UNKNOWN
+from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.recording.describe import STEP, CacheKey, root
 from jaxprtool.recording.recorded_run import Argument, Function, Reason, ReasonKind
 

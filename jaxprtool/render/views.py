@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.notation.tokens import BinderToken, PrimitiveName
-from jaxprtool.ir.paths import alike
+from jaxprtool.ir.trees import alike
 
 if TYPE_CHECKING:
     from jaxprtool.render.page import SourceLink

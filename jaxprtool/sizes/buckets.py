@@ -35,35 +35,34 @@ from jaxprtool.extend import (
     type_of,
     weakly_typed,
 )
-from jaxprtool.extend.padding import Bounds, masked
+from jaxprtool.extend.programs import (
+    Mismatch,
+    ParameterTypes,
+    Static,
+    StaticLeaf,
+    TypedValue,
+    at_once,
+    evaluated,
+    filled,
+    hide_from_tracebacks,
+    leaf_paths,
+    matched_leaves,
+    structure,
+)
 from jaxprtool.extend.sizes import (
     MOST,
+    Bounds,
     LengthsBound,
     SizeBound,
     Sizes,
     chosen_sizes,
     found_sizes,
+    masked,
     ragged_parts,
     sizes_by_symbol,
     symbolic_sizes,
     value_of,
     written_lengths,
-)
-from jaxprtool.extend.tracing import (
-    ParameterTypes,
-    Static,
-    TypedValue,
-    at_once,
-    evaluated,
-    hide_from_tracebacks,
-)
-from jaxprtool.extend.trees import (
-    Mismatch,
-    StaticLeaf,
-    filled,
-    leaf_paths,
-    matched_leaves,
-    structure,
 )
 
 # --- buckets --------------------------------------------------------------------------------------

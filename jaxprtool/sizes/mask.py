@@ -17,17 +17,17 @@ import numpy as np
 from jaxprtool import Pass, Program
 from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.extend import replace_jaxpr
-from jaxprtool.extend.padding import check_sizes, masked
+from jaxprtool.extend.programs import CLOSED_OVER, TypedValue, filled, with_lifted
 from jaxprtool.extend.sizes import (
     MOST_SIZES,
+    check_sizes,
     check_symbols,
     chosen_sizes,
     found_sizes,
+    masked,
     symbolic_sizes,
     symbols_of,
 )
-from jaxprtool.extend.tracing import CLOSED_OVER, TypedValue, with_lifted
-from jaxprtool.extend.trees import filled
 from jaxprtool.sizes.shapecheck import check_claim, traced_at_types
 
 # --- mask -----------------------------------------------------------------------------------------

@@ -22,34 +22,31 @@ from jax.tree_util import PyTreeDef
 
 from jaxprtool import Ragged
 from jaxprtool.extend import Aval, type_of
-from jaxprtool.extend.batch import Axis
-from jaxprtool.extend.ragged import (
+from jaxprtool.extend.mapping import (
+    Axis,
     Batched,
+    BatchError,
     Kind,
+    Names,
     Packed,
     RaggedContext,
     Shared,
     Sizes,
+    TracedElement,
+    axis_size_of,
+    check_unmapped,
+    flat_out_axes,
+    match_axis,
     ragged_jaxpr,
+    result_type,
 )
+from jaxprtool.extend.programs import evaluated, filled, paths
 from jaxprtool.extend.sizes import (
     LengthsBound,
     is_symbolic_dimension,
     known_array,
     symbolic_sizes,
     unchecked,
-)
-from jaxprtool.extend.tracing import evaluated
-from jaxprtool.extend.trees import filled, paths
-from jaxprtool.extend.vmap import (
-    BatchError,
-    Names,
-    TracedElement,
-    axis_size_of,
-    check_unmapped,
-    flat_out_axes,
-    match_axis,
-    result_type,
 )
 
 #: Whether an example of a Ragged is being traced.

@@ -32,17 +32,17 @@ from jaxprtool.extend import (
     traits,
     type_of,
 )
-from jaxprtool.extend.analysis import DefUse
-from jaxprtool.extend.tracing import (
+from jaxprtool.extend.programs import (
+    DefUse,
     bind_arguments,
     function_name,
+    paths,
     read_args,
     read_results,
     read_strings,
     require_sequence,
     trace_call,
 )
-from jaxprtool.extend.trees import paths
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,47 +1,449 @@
-"""The assertions of `jaxprtool.testing`: each raises one AssertionError, with the user's lines."""
+"""The assertions of `jaxprtool.testing`, and snapshots: programs in files beside tests.
+
+Releases trace a function to different equations. So both programs are simplified, and newer
+primitives are replaced by older ones. If the programs still differ, for example in the formula of a
+derivative, they are run on the same random inputs, unless that is expensive.
+"""
 
 from __future__ import annotations
 
+import functools
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
+from jax import lax
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.diff.diff import diff
+from jaxprtool.commands.compare.verify import random_runs
+from jaxprtool.commands.diff.diff import Diff, diff
 from jaxprtool.commands.diff.table import diff_text
 from jaxprtool.commands.record.record import Recording, recorded_compilations
-from jaxprtool.errors import ArgumentsError, JaxprToolError, did_you_mean
+from jaxprtool.errors import ArgumentsError, JaxprToolError, ProgramFileError, did_you_mean
+from jaxprtool.formats.jaxpr.read import read, release_of
+from jaxprtool.formats.jaxpr.write import write
 from jaxprtool.ir.documents import plural
-from jaxprtool.ir.donation import donations
+from jaxprtool.ir.donation import donations, with_donation_of_call
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.equations import holders
+from jaxprtool.ir.expansions import LIVE, without_live_objects
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import Program, program_signature
+from jaxprtool.ir.rewrite import RewriteRule, Writer, map_equations, rewrite
 from jaxprtool.ir.traits import primitives_with
-from jaxprtool.jaxcompat import DType, Jaxpr, JaxprEqn
-from jaxprtool.loading.trace import function_name
+from jaxprtool.jaxcompat import Atom, DType, Jaxpr, JaxprEqn
+from jaxprtool.loading.trace import function_name, trace
+from jaxprtool.passes.framework import Pipeline
+from jaxprtool.render.terminal.tables import ALL, ROWS
 from jaxprtool.testing.budgets import (
+    Growth,
     Quantity,
     QuantityAmount,
     amount_of,
+    amount_text,
     compile_measure,
     grown_lines,
     measure,
 )
-from jaxprtool.testing.places import current_test
-from jaxprtool.testing.snapshots import as_program, earlier, over_budget, without_frames
+from jaxprtool.testing.places import TestPlace, current_test
 
 #: pytest leaves the frames of this module out of tracebacks.
 __tracebackhide__ = True
 
 #: The width of differences, in characters.
 _WIDTH = 100
+
+# --- releases -------------------------------------------------------------------------------------
+# Compare programs of one function that different JAX releases traced.
+
+_SIMPLER = "-O1"
+
+#: The maximum cost of a program that a test may run.
+_LIMITS: dict[Quantity, float] = {"flops": 1e10, "peak_bytes": 1 << 30}
+
+
+def simplified_diff(before: Program, after: Program) -> Diff:
+    """Return the differences of two programs, except those that the JAX release explains."""
+    simpler = Pipeline.parse(_SIMPLER)
+    programs = (simpler(_in_older_primitives(program)) for program in (before, after))
+    return diff(*(program for program in programs if isinstance(program, Program)))
+
+
+def _in_older_primitives(program: Program) -> Program:
+    """Return a program without primitives that older releases lack or trace to others."""
+
+    def lowered(eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
+        if eqn.primitive.name not in LIVE:
+            return None
+        try:
+            return [without_live_objects(eqn)]
+        except JaxprToolError:  # without an older form it is compared as it is
+            return None
+
+    jaxpr = map_equations(program.jaxpr, lowered)
+    return program.replace(jaxpr=rewrite(jaxpr, _without_unstack))
+
+
+def _without_unstack(writer: Writer) -> RewriteRule:
+    def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        if eqn.primitive.name != "unstack":
+            return None
+        return writer.trace(_rows(eqn.params["axis"]), eqn.invars, eqn)
+
+    return rule
+
+
+def _rows(axis: int) -> Callable[..., list[object]]:
+    """Return a function that slices an array along an axis, as indexing by a number does."""
+
+    def rows(array: jaxcompat.Aval) -> list[object]:
+        parts = (lax.slice_in_dim(array, i, i + 1, axis=axis) for i in range(array.shape[axis]))
+        return [lax.squeeze(part, (axis,)) for part in parts]
+
+    return rows
+
+
+def same_results(before: Program, after: Program) -> bool:
+    """Run two programs, if they are small, and return True if their finite results are the same."""
+    try:
+        for program in (before, after):
+            measures = measure(program, _LIMITS)
+            if any(measures[quantity].amount > most for quantity, most in _LIMITS.items()):
+                return False
+        return not random_runs(before, {}).compare(after).unproven()
+    except JaxprToolError:  # they differ, or cannot be run here: then their differences are shown
+        return False
+
+
+# --- messages -------------------------------------------------------------------------------------
+# The messages of failures: the excess, the lines that cost most, and the lines that grew.
+
+#: The maximum number of source lines in a message.
+_MOST_PARTS = 5
+
+#: The verb of a message by quantity: `loss takes 3 GFLOP`.
+_VERBS: dict[Quantity, str] = {
+    "flops": "takes",
+    "peak_bytes": "needs",
+    "equations": "has",
+    "residual_bytes": "keeps",
+    "collectives_bytes": "sends",
+    "compiles": "compiled",
+}
+
+_WHAT: dict[Quantity, str] = {
+    "peak_bytes": " at its peak",
+    "residual_bytes": " of residuals",
+    "collectives_bytes": " from each device",
+}
+
+
+def over_budget(
+    name: str, measure: QuantityAmount, limit: float, since: str = "", grown: Sequence[Growth] = ()
+) -> str:
+    """Return the message that a measure exceeds its budget, with the lines that contribute most.
+
+    Args:
+        name: The name of the program.
+        measure: The amount.
+        limit: The budget.
+        since: The name of an earlier program: "the snapshot test_step.jaxpr"; "" without one.
+        grown: The lines that grew since that program.
+    """
+    quantity = measure.quantity
+    what = _WHAT.get(quantity, "")
+    text = amount_text(quantity, measure.amount)
+    budget = amount_text(quantity, limit)
+    if text == budget:  # the difference is in digits that are not shown
+        text, budget = (f"{round(number):,}" for number in (measure.amount, limit))
+    by = "" if quantity == "compiles" else _more(measure.amount, limit)
+    lines = [f"{name} {_VERBS[quantity]} {text}{what}, but the budget is {budget}{by}"]
+    if since:
+        lines += grown_text(quantity, since, grown)
+    lines += _indented(measure.notes)
+    if not measure.parts:
+        return "\n".join(lines)
+    rows = [
+        (part.where or "no line", amount_text(quantity, part.amount), _share(part.amount, measure))
+        for part in measure.parts[:_MOST_PARTS]
+    ]
+    heading = "the largest parts" if measure.parts[_MOST_PARTS:] else "the parts"
+    return "\n".join([*lines, f"{heading}:", *_table(rows)])
+
+
+def grown_text(quantity: Quantity, since: str, grown: Sequence[Growth]) -> list[str]:
+    """Return the lines that grew since an earlier program, as text."""
+    if not grown:
+        return [f"no line grew since {since}"]
+    rows = []
+    for growth in grown[:_MOST_PARTS]:
+        more, before, after = (
+            amount_text(quantity, n)
+            for n in (growth.after - growth.before, growth.before, growth.after)
+        )
+        change = f"{before} → {after}" if growth.before else "new"
+        rows.append((growth.where or "no line", f"+{more}", change))
+    left = len(grown) - _MOST_PARTS
+    rest = [f"  … {plural(left, 'more line')}"] if left > 0 else []
+    return [f"{_OF[quantity]} grew since {since}:", *_table(rows), *rest]
+
+
+_OF: dict[Quantity, str] = {
+    "flops": "FLOPs",
+    "peak_bytes": "bytes at the peak",
+    "equations": "equations",
+    "residual_bytes": "residuals",
+    "collectives_bytes": "bytes sent",
+}
+
+
+def _indented(notes: Sequence[str]) -> list[str]:
+    return [f"  {line}" for note in notes for line in note.splitlines()]
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(n) for cell, n in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _share(amount: float, measure: QuantityAmount) -> str:
+    return _percent(amount / measure.amount) if measure.amount else ""
+
+
+def _more(amount: float, limit: float) -> str:
+    """Return by how much an amount exceeds a budget: `, 7.4% more`."""
+    if not limit:
+        return ""
+    ratio = amount / limit
+    return f", {_percent(ratio - 1)} more" if ratio < 2 else f": {ratio:,.1f} times as much"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.1%}"
+
+
+# --- programs -------------------------------------------------------------------------------------
+# Parts that the assertions share: the program to check, and errors without inner frames.
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def as_program(program_or_function: object, args: Sequence[object]) -> Program:
+    """Return a Program as it is, or trace a function with its arguments.
+
+    Raises:
+        ArgumentsError: If a Program is given with arguments, or the object is neither a Program nor
+            a function.
+        UserFunctionError: If the function raises.
+    """
+    if isinstance(program_or_function, Program):
+        if args:
+            raise ArgumentsError(f"{program_or_function.name} is a program: it takes no arguments")
+        return program_or_function
+    if not callable(program_or_function):
+        kind = type(program_or_function).__name__
+        raise ArgumentsError(f"expected a Program or a function, not an object of type {kind}")
+    return with_donation_of_call(trace(program_or_function, *args))
+
+
+def without_frames(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorate a function to raise its failures and usage errors without the frames below it."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except JaxprToolError as error:
+            if error.hint:
+                error.add_note(f"hint: {error.hint}")
+            raise error.with_traceback(None)  # noqa: B904  (its own cause is kept)
+        except AssertionError as error:
+            failure: Any = error
+        raise failure.with_traceback(None)
+
+    return called
+
+
+# --- snapshots ------------------------------------------------------------------------------------
+# Snapshots: programs in files beside tests, and how programs differ from them.
+#
+# A program matches its snapshot if `diff` finds them equivalent: names, lines, and the order of
+# independent equations may change. A snapshot of another JAX release is compared by `releases`.
+
+_UPDATE = "pytest --jaxpr-update writes the program as it is now"
+
+#: The quantities whose growth is shown, in this order.
+_GROWING: tuple[Quantity, ...] = ("flops", "peak_bytes")
+
+
+@dataclass(repr=False)
+class Snapshots:
+    """The snapshots of a test: the fixture `jaxpr_snapshot`.
+
+    Attributes:
+        test: The test.
+        update: Whether to write the programs that are new or have changed.
+        taken: The files of its programs so far.
+    """
+
+    test: TestPlace
+    update: bool
+    taken: set[Path] = field(default_factory=set)
+
+    @without_frames
+    def __call__(self, program_or_function: object, *args: object, name: str | None = None) -> None:
+        """Compare a program with its snapshot.
+
+        Args:
+            program_or_function: A `Program`, or a function.
+            args: The arguments of the function, as `jaxprtool.trace` takes them.
+            name: The name of the file. By default that of the test, with a number for each program
+                after the first.
+
+        Raises:
+            AssertionError: If they differ, with the differences, or if there is no snapshot.
+            ArgumentsError: If another program of the test has this name.
+        """
+        program = as_program(program_or_function, args)
+        path = self._path(name)
+        if self.update:
+            update_snapshot(program, path)
+        elif failure := snapshot_difference(program, path):
+            raise AssertionError(f"{failure}\n{_UPDATE}")
+
+    def _path(self, name: str | None) -> Path:
+        """Return the file of the next program of the test."""
+        path = self.test.snapshot(self.test.name if name is None else name)
+        number = 1
+        while name is None and path in self.taken:
+            number += 1
+            path = self.test.snapshot(f"{self.test.name}-{number}")
+        if path in self.taken:
+            raise ArgumentsError(f"two programs of {self.test.name} have the name '{name}'")
+        self.taken.add(path)
+        return path
+
+
+def snapshot_difference(
+    program: Program, path: Path, name: str = "", shown: str = "", width: int = _WIDTH
+) -> str:
+    """Return how a program differs from a snapshot, as text; "" if it does not.
+
+    Args:
+        program: The program.
+        path: The file of the snapshot.
+        name: The name of the program in the text; by default its own.
+        shown: The name of the file in the text; by default its path from the folder of the tests.
+        width: The width of the differences, in characters.
+    """
+    name, shown = name or program.name, shown or _shown(path)
+    if not path.exists():
+        return f"{name} has no snapshot {shown}"
+    release = release_of(path)
+    is_other = release != jax.__version__
+    try:
+        snapshot = read(path)
+    except ProgramFileError as error:
+        wrote = f", which JAX {release} wrote," if is_other else ""
+        return f"the snapshot{wrote} cannot be read: {error.message}"
+    all_differences = diff(snapshot, program)
+    differences, is_same = all_differences, all_differences.is_equivalent
+    if is_other and not is_same:
+        differences = simplified_diff(snapshot, program)
+        is_same = differences.is_equivalent or same_results(snapshot, program)
+    changes = [*_donation_changes(snapshot, program)]
+    if is_same and not changes:
+        return ""
+    by = f", which JAX {release} wrote; this is JAX {jax.__version__}" if is_other else ""
+    lines = [f"{name} differs from the snapshot {shown}{by}", *changes]
+    if not is_same:
+        whole = f"jaxprtool diff {shown} TARGET {ALL}"
+        text = diff_text(differences, width, ROWS, whole).plain()
+        lines += ["", text, *_growth(snapshot, program, all_differences)]
+    return "\n".join(lines)
+
+
+def _donation_changes(before: Program, after: Program) -> Iterator[str]:
+    """Yield a sentence for each argument that is no longer donated, or is donated now."""
+    old, new = _donated(before), _donated(after)
+    yield from (f"{name} is no longer donated" for name in before.arg_names if name in old - new)
+    yield from (f"{name} is donated now" for name in after.arg_names if name in new - old)
+
+
+def _donated(program: Program) -> set[str]:
+    if program.jit is None:
+        return set()
+    options = program.jit.of_arguments(program.arguments)
+    return {option.name for option in options if option.donated}
+
+
+def _growth(before: Program, after: Program, differences: Diff) -> Iterator[str]:
+    """Yield the lines whose cost grew."""
+    for quantity in _GROWING:
+        try:
+            grown = grown_lines(before, after, quantity, differences)
+        except JaxprToolError:  # sizes are symbolic: the differences say what changed
+            continue
+        if grown:
+            yield ""
+            yield from grown_text(quantity, "the snapshot", grown)
+
+
+def update_snapshot(program: Program, path: Path) -> bool:
+    """Write a program that differs from its snapshot, or whose snapshot is of another JAX release.
+
+    Returns:
+        Whether it was written.
+
+    Raises:
+        OutputError: If the file cannot be written.
+    """
+    if (
+        path.exists()
+        and release_of(path) == jax.__version__
+        and not snapshot_difference(program, path)
+    ):
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write(program, path, callbacks="stub")
+    return True
+
+
+def earlier(program: Program, test: TestPlace | None) -> tuple[Program, str] | None:
+    """Return the snapshot of a program in the folder of its test, and a name for the snapshot.
+
+    It has the name of the program, and arguments of the same types. The test's own snapshot is
+    preferred.
+    """
+    if test is None or not test.folder.is_dir():
+        return None
+    own_path = test.snapshot(test.name)
+    for path in sorted(test.folder.glob("*.jaxpr"), key=lambda file: (file != own_path, file)):
+        try:
+            snapshot = read(path)
+        except ProgramFileError:  # the test of that snapshot reports it
+            continue
+        if (snapshot.name, snapshot.in_avals) == (program.name, program.in_avals):
+            return snapshot, f"the snapshot {_shown(path)}"
+    return None
+
+
+def _shown(path: Path) -> str:
+    return f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+
+
+# --- assertions -----------------------------------------------------------------------------------
+# The assertions of `jaxprtool.testing`: each raises one AssertionError, with the user's lines.
 
 #: The most lines that a failure lists.
 _MOST = 10
@@ -286,8 +688,6 @@ def donation_failure(program: Program, name: str) -> str:
 
 # --- compiles -------------------------------------------------------------------------------------
 # Limit how many programs a block compiles; failures have the reasons of `jaxprtool.record`.
-
-#: pytest leaves the frames of this module out of tracebacks.
 
 
 @dataclass(frozen=True, repr=False)

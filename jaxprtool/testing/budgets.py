@@ -26,7 +26,8 @@ from jaxprtool.commands.why.slices import EquationsByLine
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.ir.dataflow import everything
 from jaxprtool.ir.documents import bytes_of, flops_of, in_bytes, plural, with_prefix
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.recording.recorded_run import Compilation
 

@@ -40,7 +40,7 @@ def jaxpr_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
     Call it with a Program, or with a function and its arguments: `jaxpr_snapshot(loss, x)`. With
     `name="loss"` the file is `loss.jaxpr`, else it has the name of the test.
     """
-    from jaxprtool.testing.snapshots import Snapshots
+    from jaxprtool.testing.assertions import Snapshots
 
     update = request.config.getoption("--jaxpr-update")
     return Snapshots(_place(request.node), update=update)

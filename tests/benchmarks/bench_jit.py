@@ -29,7 +29,7 @@ from rich.table import Table
 
 from jaxprtool import trace
 from jaxprtool.api.jit import jit
-from jaxprtool.passes.framework import pipeline
+from jaxprtool.passes import framework
 from tests.benchmarks.models import small_jits
 from tests.programs.same import count_equations
 
@@ -195,7 +195,7 @@ def transform_table(layers: int, rounds: int) -> Table:
     title = f"{layers} layers, {count_equations(program.jaxpr)} equations"
     table = Table(title, "the pass ms", "JAX traces ms", "ratio", "equations made")
     for name, transform in TRANSFORMS.items():
-        rewrite = pipeline.find_pass(name)()
+        rewrite = framework.find_pass(name)()
         ours, theirs = [], []
         for _ in range(rounds):
             jax.clear_caches()
@@ -206,7 +206,7 @@ def transform_table(layers: int, rounds: int) -> Table:
         a, b = statistics.median(ours), statistics.median(theirs)
         table.add_row(name, f"{a * 1e3:.0f}", f"{b * 1e3:.0f}", f"{a / b:.2f}", str(made))
     for name in ("vjp", "linearize"):
-        rewrite, ours = pipeline.find_pass(name)(), []
+        rewrite, ours = framework.find_pass(name)(), []
         for _ in range(rounds):
             jax.clear_caches()
             ours.append(seconds(lambda rewrite=rewrite: rewrite(program)))  # type: ignore[misc]

@@ -33,7 +33,7 @@ from rich.table import Table
 
 import jaxprtool
 from jaxprtool.ir.backends import clear_caches
-from jaxprtool.passes.framework import pipeline
+from jaxprtool.passes import framework
 from tests.benchmarks.bench_outline import written_equations
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.programs.same import count_equations
@@ -111,7 +111,7 @@ def seconds(function: Callable[[], Any]) -> float:
 
 def row(name: str, size: int, rounds: int) -> Iterator[str]:
     """Return the cells of one program's row."""
-    outline = pipeline.find_pass("outline")()
+    outline = framework.find_pass("outline")()
     fun, args = PROGRAMS[name](size)
     tracing, outlining = [], []
     for _ in range(rounds):

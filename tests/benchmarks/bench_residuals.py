@@ -39,7 +39,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.commands.residuals.policies import bytes_by_policy, policies_of
 from jaxprtool.commands.residuals.residuals import passed_residuals
-from jaxprtool.passes.framework.retrace import function_of
+from jaxprtool.passes.retrace import function_of
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 
 #: What is measured, on a program that no cache knows.

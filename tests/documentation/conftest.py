@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import jaxprtool
-from jaxprtool.passes.framework import pipeline
+from jaxprtool.passes import framework
 from tests.documentation.blocks import ROOT
 
 #: The folder without symbolic links, of each folder that has modules.
@@ -23,13 +23,13 @@ def forget(folder=ROOT / "samples"):
             del sys.modules[name]
     jax.clear_caches()
     jaxprtool.clear_caches()
-    pipeline._registered.clear()
+    framework._registered.clear()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def as_in_a_fresh_process():
-    registered = dict(pipeline._registered)
+    registered = dict(framework._registered)
     forget()
     yield
     forget()
-    pipeline._registered.update(registered)
+    framework._registered.update(registered)

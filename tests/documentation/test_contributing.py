@@ -214,7 +214,7 @@ PASS = {
         from jaxprtool.ir.program import Program
         from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
         from jaxprtool.jaxcompat import Atom, JaxprEqn, close_jaxpr
-        from jaxprtool.passes.framework.base import Pass
+        from jaxprtool.passes.framework import Pass
 
 
         @dataclass(frozen=True)
@@ -263,7 +263,7 @@ PASS_LINES = [
     ("pyproject.toml", '[project.entry-points."jaxprtool.passes"]',
      'doubles = "jaxprtool.passes.cleanup.doubles:Doubles"'),
     ("tests/programs/rewriting.py", '    Rewriter("cse"),', '    Rewriter("doubles"),'),
-    ("jaxprtool/passes/cleanup/simplify/elementwise.py",
+    ("jaxprtool/passes/cleanup/simplify/rules.py",
      '    SimplifyRule("shift_left(x, 0)", "x"),',
      '    SimplifyRule("cos(neg(x))", "cos(x)"),'),
     ("tests/passes/cleanup/simplify/examples.py", '    "shift_left(x, 0) → x":',

@@ -156,7 +156,7 @@ def test_an_entry_without_leaves_may_be_omitted(read):
 def test_verify_and_closed_take_the_users_classes(read):
     program = read(jaxprtool.trace(step, state(), X))
     jaxprtool.verify(program, program.apply("-O1"), (state(), X))
-    from jaxprtool.passes.transforms.closed import Closed
+    from jaxprtool.passes.transforms.calls import Closed
 
     bound = Closed({"state": state()})(program)
     np.testing.assert_array_equal(bound(X)[1]["loss"], X.sum())

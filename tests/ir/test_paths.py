@@ -1,6 +1,6 @@
 import pytest
 
-from jaxprtool.ir.paths import alike, common_path, named_by_end
+from jaxprtool.ir.trees import alike, common_path, named_by_end
 
 
 def grouped(*items):

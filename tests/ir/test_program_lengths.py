@@ -14,7 +14,7 @@ from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.program import program_signature
 from jaxprtool.ir.symbols import LengthsBound
 from jaxprtool.loading.argspec import read_args
-from jaxprtool.render.reports.programs import program_document
+from jaxprtool.render.reports import program_document
 
 ROWS = np.arange(18.0, dtype=np.float32).reshape(6, 3)
 PASS = "ragged(axis='n', lanes=3, longest=4)"

@@ -13,7 +13,7 @@ from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.program import program_signature
 from jaxprtool.ir.symbols import SizeBound
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.render.reports.programs import program_document
+from jaxprtool.render.reports import program_document
 
 x = np.arange(8.0, dtype=np.float32)
 

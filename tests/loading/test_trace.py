@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from jaxprtool.errors import ArgumentsError, UserFunctionError, user_traceback
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.rewrite import as_constants
+from jaxprtool.ir.trees import unique
 from jaxprtool.loading.example import static
 from jaxprtool.loading.trace import trace
 

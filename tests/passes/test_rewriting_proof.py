@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxprtool.passes.framework import pipeline
+from jaxprtool.passes import framework
 from tests.programs import Case, harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus, wasteful_corpus
 from tests.programs.random_programs import wasteful_programs
@@ -124,8 +124,8 @@ def test_every_rewriting_pass_is_tried():
     # Passes for repetition or symbols have their own programs: `test_outline_proof` and so on.
     tried |= {"outline", "roll", "specialize"}
     classes = (
-        pipeline.find_pass(name)
-        for name, source in pipeline.available().items()
+        framework.find_pass(name)
+        for name, source in framework.available().items()
         if source.origin == "jaxprtool"
     )
     assert tried == {cls.name for cls in classes if cls.preserves and cls.keeps_checks}

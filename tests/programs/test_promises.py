@@ -51,6 +51,6 @@ def test_a_wrong_result_is_detected_where_promises_hold(monkeypatch):
     broken = {**mask_rules, "gather": lambda *args: gather(*args).array * 0}
     function, _ = FUNCTIONS["gather"]
     assert prove(function, "f32[n]", least=2)[NOT_AS_PROMISED] == 2
-    monkeypatch.setattr("jaxprtool.passes.mapping.mask.body.mask_rules", broken)
+    monkeypatch.setattr("jaxprtool.passes.mapping.mask.mask_rules", broken)
     with pytest.raises(AssertionError, match="differs"):
         prove(function, "f32[n]", least=2)

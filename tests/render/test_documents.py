@@ -15,7 +15,7 @@ from jaxprtool.commands.show.table import stats_tables
 from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
-from jaxprtool.render.reports.programs import program_document
+from jaxprtool.render.reports import program_document
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tree import table, tree
 from tests.render.programs import PROGRAMS, X, jaxpr_of

@@ -5,12 +5,7 @@ import os
 import pytest
 
 from jaxprtool.ir.places import UNKNOWN, Place
-from jaxprtool.render.documents.problems import (
-    Problem,
-    github_annotations,
-    repository_root,
-    sarif,
-)
+from jaxprtool.render.documents import Problem, github_annotations, repository_root, sarif
 
 
 def line_of(path, number):

@@ -9,8 +9,8 @@ import pytest
 import jaxprtool
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.testing import assert_budget
+from jaxprtool.testing.assertions import Snapshots
 from jaxprtool.testing.places import TestPlace, running
-from jaxprtool.testing.snapshots import Snapshots
 
 W = jax.ShapeDtypeStruct((16, 16), "float32")
 X = jax.ShapeDtypeStruct((4, 16), "float32")

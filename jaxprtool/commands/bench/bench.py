@@ -46,7 +46,7 @@ from jaxprtool.execute.running.run import has_effects
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.process import OtherPrograms
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.framework import Pipeline
 
 
 def bench(

@@ -17,7 +17,7 @@ from jaxprtool.errors import CheckError, OutputError
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
     from jaxprtool.commands.bench.turns import Bench
-    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework import Pipeline
 
 _BASELINE = Panel("Baseline")
 

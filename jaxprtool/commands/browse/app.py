@@ -33,9 +33,8 @@ from jaxprtool.commands.browse.navigation import (
 from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline, RowPlace
 from jaxprtool.commands.browse.panes import InfoPane, LinePane, ProgramPane, SourcePane, info
 from jaxprtool.errors import JaxprToolError, OutputError
-from jaxprtool.extend.analysis import Start, backward_slice, forward_slice, left_to_partitioner
-from jaxprtool.extend.listing import plural
-from jaxprtool.extend.sources import Sources
+from jaxprtool.extend.listing import Sources, plural
+from jaxprtool.extend.programs import Start, backward_slice, forward_slice, left_to_partitioner
 
 # --- app ------------------------------------------------------------------------------------------
 # The Textual app of the browser: panes, keys, and exit.

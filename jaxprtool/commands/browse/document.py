@@ -20,22 +20,31 @@ from jaxprtool.extend import (
     program_signature,
     top_jaxpr,
 )
-from jaxprtool.extend.analysis import Changes, DataFlow, Start, backward_slice, changes
 from jaxprtool.extend.listing import (
     BinderToken,
     Comment,
     ParameterToken,
     Reader,
+    ScopeReader,
     Selection,
     SharedName,
     ShowOptions,
     Type,
+    UserFrame,
+    frames_now,
     in_bytes,
     plural,
     printable,
 )
-from jaxprtool.extend.pipelines import Observer, Step
-from jaxprtool.extend.sources import ScopeReader, UserFrame, frames_now
+from jaxprtool.extend.programs import (
+    Changes,
+    DataFlow,
+    Observer,
+    Start,
+    Step,
+    backward_slice,
+    changes,
+)
 
 # --- document -------------------------------------------------------------------------------------
 # A state of a program as shown by the browser: tokens of rows, source locations, values.

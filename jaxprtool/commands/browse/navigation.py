@@ -12,7 +12,7 @@ from typing import TypeAlias
 from jaxprtool.commands.browse.document import CallStack, Document
 from jaxprtool.commands.browse.outline import AFTER, Kind, OutlineNode, ProgramOutline, RowPlace
 from jaxprtool.extend import Atom, Jaxpr, Literal, Var, bodies, is_flat, type_of
-from jaxprtool.extend.analysis import Holder
+from jaxprtool.extend.programs import Holder
 
 # --- navigation -----------------------------------------------------------------------------------
 # Navigation from a row to the definitions of its operands and the uses of its results.

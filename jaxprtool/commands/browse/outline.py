@@ -12,7 +12,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from jaxprtool.extend import Jaxpr, JaxprEqn, bodies, is_flat
-from jaxprtool.extend.analysis import DataFlow
+from jaxprtool.extend.programs import DataFlow
 
 #: Returns the scopes around each equation of a body, the outermost first.
 Scopes: TypeAlias = Callable[[Jaxpr], Sequence[tuple[str, ...]]]

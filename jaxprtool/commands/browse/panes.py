@@ -23,18 +23,20 @@ from jaxprtool.commands.browse.navigation import Navigator
 from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline
 from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
 from jaxprtool.extend.listing import (
+    BEHIND,
     STYLES,
     AddedToken,
     BinderToken,
     ChangedToken,
     ParameterToken,
     RemovedToken,
+    Sources,
     Type,
+    UserFrame,
     printable,
     summary,
     with_roles,
 )
-from jaxprtool.extend.sources import BEHIND, Sources, UserFrame
 
 # --- line pane ------------------------------------------------------------------------------------
 # A pane of lines with a cursor, which renders only visible lines.

@@ -7,5 +7,5 @@ INFO = CommandInfo(
     position=1,
     summary="Check the budgets in pyproject.toml.",
     run="jaxprtool.commands.check.command:check_command",
-    documents=("jaxprtool.render.documents.problems:CheckDocument",),
+    documents=("jaxprtool.render.documents:CheckDocument",),
 )

@@ -25,7 +25,7 @@ from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
-from jaxprtool.render.documents.problems import Change, CheckedTarget, Problem
+from jaxprtool.render.documents import Change, CheckedTarget, Problem
 from jaxprtool.render.terminal.listing import (
     Cell,
     Listing,
@@ -38,7 +38,9 @@ from jaxprtool.testing.assertions import (
     banned_places,
     banned_text,
     donation_failure,
+    over_budget,
     require_bannable,
+    snapshot_difference,
 )
 from jaxprtool.testing.budgets import (
     Growth,
@@ -49,7 +51,6 @@ from jaxprtool.testing.budgets import (
     measure,
     quantity_of,
 )
-from jaxprtool.testing.snapshots import over_budget, snapshot_difference
 
 # --- checks ---------------------------------------------------------------------------------------
 # Check a program against its expectations in pyproject.toml, without a test.

@@ -16,23 +16,23 @@ import tomlkit
 import typer
 
 from jaxprtool.cli import completion, options, output
-from jaxprtool.cli.config_file import found_file
+from jaxprtool.cli.completion import found_file
 from jaxprtool.cli.errors import write_problems
+from jaxprtool.cli.launch import start_jax, use_host_devices, use_virtual_devices, use_x64, uses_x64
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, only_program
-from jaxprtool.cli.start import start_jax, use_host_devices, use_virtual_devices, use_x64, uses_x64
 from jaxprtool.commands.lint.command import codes_about
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
-from jaxprtool.render.documents.problems import Change
+from jaxprtool.render.documents import Change
 from jaxprtool.testing.budgets import Quantity, amount_of
 
 if TYPE_CHECKING:
     from jaxprtool.commands.check.checks import Checked
     from jaxprtool.commands.check.config import Configuration, ConfiguredTarget
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.documents.problems import CheckedTarget
+    from jaxprtool.render.documents import CheckedTarget
 
 # --- check ----------------------------------------------------------------------------------------
 # `jaxprtool check`: check the budgets of pyproject.toml, all targets in one process.
@@ -103,7 +103,7 @@ def check_command(
     start_jax(on_progress)
     from jaxprtool.commands.check import checks
     from jaxprtool.commands.check import config as check_config
-    from jaxprtool.render.documents.problems import CheckDocument
+    from jaxprtool.render.documents import CheckDocument
 
     path = found_file(config)
     with contextlib.chdir(path.parent):
@@ -178,7 +178,7 @@ class _Checker:
     def checked(self, target: ConfiguredTarget) -> CheckedTarget:
         """Check a target. An error of its tracing is reported as a problem."""
         from jaxprtool.commands.check.checks import Checked, error_problem
-        from jaxprtool.render.documents.problems import CheckedTarget
+        from jaxprtool.render.documents import CheckedTarget
 
         try:
             with target.session.applied():
@@ -220,7 +220,7 @@ class _Checker:
             return checked(target.name, program, expected, arguments, call, output.width())
 
     def _write_snapshot(self, name: str, program: Program, path: Path) -> None:
-        from jaxprtool.testing.snapshots import update_snapshot
+        from jaxprtool.testing.assertions import update_snapshot
 
         if update_snapshot(program, path):
             self.written.append(Change(name, "snapshot", "", os.path.relpath(path)))

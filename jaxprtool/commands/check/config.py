@@ -21,7 +21,7 @@ from typing import Any
 
 import typer
 
-from jaxprtool.cli.config_file import TableReader, error_text, tool_table
+from jaxprtool.cli.completion import TableReader, error_text, tool_table
 from jaxprtool.cli.options import AxisEnv, Passes, Plugin
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import FunctionOptions, Session, reader

@@ -53,7 +53,7 @@ from jaxprtool.ir.backends import start_backends
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.framework import Pipeline
 
 
 def compare(

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import plural, some, with_prefix
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
-from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.render.page import environment
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import (

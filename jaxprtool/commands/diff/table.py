@@ -25,8 +25,8 @@ from jaxprtool.ir.notation.tokens import (
     RemovedToken,
     SourceLineToken,
 )
-from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.ir.places import Place
+from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render import views
 from jaxprtool.render.terminal.listing import (

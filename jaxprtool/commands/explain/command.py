@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 import typer
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.launch import start_jax
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, load_plugins
-from jaxprtool.cli.start import start_jax
 from jaxprtool.errors import ArgumentsError, PipelineError, PluginError, did_you_mean
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def explain_command(
     if schema is not None:
         output.write_text(schema_text(schema))
         return
-    from jaxprtool.passes.framework.pipeline import levels
+    from jaxprtool.passes.framework import levels
 
     load_plugins(plugin)
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
@@ -157,15 +157,14 @@ def _lint_rule(code: str) -> LintRuleDocument:
 
 def _level(name: str) -> _Explanation:
     from jaxprtool.commands.explain import explanation as documents
-    from jaxprtool.passes.framework import pipeline
-    from jaxprtool.passes.framework.base import pass_summary
-    from jaxprtool.passes.framework.pipeline import Pipeline, levels
+    from jaxprtool.passes import framework
+    from jaxprtool.passes.framework import Pipeline, levels, pass_summary
 
     level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
     steps = [
         documents.PipelineStep(
-            str(step), when, pass_summary(pipeline.find_pass(step.transform.name))
+            str(step), when, pass_summary(framework.find_pass(step.transform.name))
         )
         for when, text in parts
         for step in Pipeline.parse(text).steps
@@ -174,9 +173,9 @@ def _level(name: str) -> _Explanation:
 
 
 def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
-    from jaxprtool.passes.framework import pipeline
+    from jaxprtool.passes import framework
 
-    if name in pipeline.available():
+    if name in framework.available():
         return _pass(name)
     start_jax(on_progress)
     from jaxprtool import jaxcompat
@@ -188,7 +187,7 @@ def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
     try:
         return _pass(name)  # one installed since, or raises the error
     except PipelineError as error:
-        names = [*pipeline.available(), *primitives]
+        names = [*framework.available(), *primitives]
         raise PipelineError(error.message, did_you_mean(name, names) or error.hint) from None
 
 
@@ -217,15 +216,15 @@ def _primitive(name: str) -> PrimitiveDocument:
 def _pass(name: str) -> PassDocument:
     from jaxprtool.commands.explain import explanation as documents
     from jaxprtool.commands.explain.explanation import documentation
-    from jaxprtool.passes.framework import base, pipeline
+    from jaxprtool.passes import framework
 
-    cls = pipeline.find_pass(name)
+    cls = framework.find_pass(name)
     said = documentation(cls)
     return documents.PassDocument(
         name,
         said.text,
         cls.group,
-        pipeline.available()[name].origin,
+        framework.available()[name].origin,
         _pipelines(name),
         [
             documents.Option(
@@ -234,7 +233,7 @@ def _pass(name: str) -> PassDocument:
                 option.default_text,
                 said.parameters.get(option.name, ""),
             )
-            for option in base.pass_options(cls)
+            for option in framework.pass_options(cls)
         ],
         said.raises,
         [documents.Section(*section) for section in said.sections.items()],
@@ -244,7 +243,7 @@ def _pass(name: str) -> PassDocument:
 
 def _pipelines(name: str) -> list[str]:
     """Return the named pipelines that contain a pass."""
-    from jaxprtool.passes.framework.pipeline import Pipeline, levels
+    from jaxprtool.passes.framework import Pipeline, levels
 
     return [
         f"-{level}"
@@ -264,13 +263,12 @@ _GROUPS = "clean up", "transform", "split", "schedule and compile"
 def write_passes(json: bool) -> None:
     """Write the passes by group, and the named pipelines."""
     from jaxprtool.commands.explain.explanation import PassesDocument, PassSummary
-    from jaxprtool.passes.framework import pipeline
-    from jaxprtool.passes.framework.base import pass_summary
-    from jaxprtool.passes.framework.pipeline import levels
+    from jaxprtool.passes import framework
+    from jaxprtool.passes.framework import levels, pass_summary
 
     pipelines = {f"-{name}": str(level) for name, level in levels.items()}
     summaries = []
-    for source in pipeline.available().values():
+    for source in framework.available().values():
         try:
             cls = source.load()
         except PluginError as error:

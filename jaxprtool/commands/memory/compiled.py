@@ -39,9 +39,9 @@ from jaxprtool.ir.hlo.buffers import (
     scheduled_assignment,
 )
 from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
-from jaxprtool.ir.paths import common_path, without_numbers
 from jaxprtool.ir.places import UNKNOWN, Place, place_in
 from jaxprtool.ir.program import Program, require_program
+from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The kinds of buffers. "pointers" are the tables of tuples; "unused" is memory between buffers.

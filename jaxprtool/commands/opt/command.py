@@ -20,7 +20,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.commands.compare.requested import Verified, Verifier
-    from jaxprtool.passes.framework.pipeline import Pipeline
+    from jaxprtool.passes.framework import Pipeline
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.documents.programs import PassRun
@@ -188,7 +188,7 @@ def opt_command(
         emission = Emission(Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note)
         output.write_files(programs, emission, out)
     if json:
-        from jaxprtool.render.reports.programs import program_document
+        from jaxprtool.render.reports import program_document
 
         documents = [program_document(program) for _, program in programs]
         output.write_json(OptDocument(documents, watcher.rows))

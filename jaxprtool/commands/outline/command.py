@@ -259,7 +259,7 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     """Return the outlined program, and the seconds that outlining took."""
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.opt import steps
-    from jaxprtool.passes.framework.pipeline import Pipeline, Step
+    from jaxprtool.passes.framework import Pipeline, Step
 
     watcher = steps.Watcher()
     pipeline = Pipeline((Step(outlining),))

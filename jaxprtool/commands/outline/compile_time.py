@@ -48,7 +48,7 @@ from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.passes.framework.pipeline import Pipeline, Step
+from jaxprtool.passes.framework import Pipeline, Step
 from jaxprtool.passes.loops.outline import Outline
 from jaxprtool.passes.loops.roll import Roll
 

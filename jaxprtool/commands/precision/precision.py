@@ -39,7 +39,8 @@ from jaxprtool.commands.watch.watch import watch
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.frames import BEHIND, frames_now
+from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.precision import By, EquationPath, MixedPrecision, Narrowing, places_of
 

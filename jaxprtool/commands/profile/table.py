@@ -11,8 +11,8 @@ from rich.text import Text
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
-from jaxprtool.ir.frames import BEHIND
 from jaxprtool.ir.notation.tokens import BinderToken, Comment
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, split_rows

@@ -32,9 +32,9 @@ from jaxprtool.commands.record.table import (
 )
 from jaxprtool.ir.documents import duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.program import Program, program_signature
+from jaxprtool.ir.trees import unique
 from jaxprtool.render.page import (
     PageSources,
     ProgramRows,
@@ -47,7 +47,7 @@ from jaxprtool.render.page import (
     program_rows,
     static_files,
 )
-from jaxprtool.render.reports.programs import facts as size_facts
+from jaxprtool.render.reports import facts as size_facts
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import share_text
 from jaxprtool.render.views import (

@@ -34,7 +34,7 @@ from jaxprtool.ir.program import Program, require_program
 from jaxprtool.passes.reduction import equations_left
 from jaxprtool.processes.calls import python_process
 from jaxprtool.render.documents import programs as documents
-from jaxprtool.render.reports.programs import program_document
+from jaxprtool.render.reports import program_document
 
 #: A callback for the line of progress.
 _OnProgress = Callable[[str], object]

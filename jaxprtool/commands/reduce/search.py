@@ -34,7 +34,7 @@ from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.evaluation import Interpreter
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
-from jaxprtool.passes.framework.pipeline import load_plugin
+from jaxprtool.passes.framework import load_plugin
 from jaxprtool.passes.reduction import (
     STEPS,
     Candidate,

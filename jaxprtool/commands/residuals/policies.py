@@ -48,15 +48,14 @@ from jaxprtool.ir.equations import (
     with_operands,
 )
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, Programs, require_program
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.scopes import is_backward
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.trees import filled, structure, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework.retrace import (
+from jaxprtool.passes.retrace import (
     chosen_argnums,
     positional,
     positional_roots,

@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxprtool.ir.documents import document, duration, plural
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
-from jaxprtool.ir.paths import Alike, alike
+from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.render.terminal.listing import Cell, Listing, grid, printable
 from jaxprtool.render.terminal.tables import more, split_rows
 

@@ -39,7 +39,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any, NamedTuple, NoReturn, TypeAlias
 
 from jaxprtool import registry
-from jaxprtool.cli import app, output, start
+from jaxprtool.cli import app, launch, output
 from jaxprtool.cli.launch import TIMED_OUT
 from jaxprtool.cli.session import KeptTargets, kept_targets
 from jaxprtool.errors import UserFunctionError
@@ -163,8 +163,8 @@ class Workers:
 
 def _import_commands() -> None:
     """Import JAX and all commands, so that forks need not."""
-    with start.jax_settings_restored():
-        start.start_jax(output.silent)
+    with launch.jax_settings_restored():
+        launch.start_jax(output.silent)
     for info in registry.commands().values():
         paths = [info.run, *(path for table in info.tables for path in table), *info.documents]
         for path in paths:
@@ -366,7 +366,7 @@ class _CommandRunner:
         self._kept = KeptTargets()
         self._is_used = self._has_set_devices = False
         kept_targets.set(self._kept)
-        start.on_other_devices.set(self._see_other_devices)
+        launch.on_other_devices.set(self._see_other_devices)
 
     def run(self, words: Sequence[str]) -> _ForkReport:
         """Run a command line."""

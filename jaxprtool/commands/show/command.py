@@ -270,7 +270,7 @@ def _document(
     programs: Named, want_stats: bool, options: ShowOptions
 ) -> ShowDocument | StatsDocument:
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.render.reports.programs import program_document
+    from jaxprtool.render.reports import program_document
 
     if want_stats:
         return StatsDocument([stats(program) for _, program in programs])

@@ -35,7 +35,7 @@ from jaxprtool.ir.program import (
 )
 from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render import views
-from jaxprtool.render.reports.programs import facts, group_size_text, values_table
+from jaxprtool.render.reports import facts, group_size_text, values_table
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.listing import (
     GAP,

@@ -230,7 +230,7 @@ def _document(
 ) -> UnzipDocument:
     from jaxprtool.commands.run import table as runs
     from jaxprtool.commands.unzip.table import UnzipDocument, variable_document
-    from jaxprtool.render.reports.programs import program_document
+    from jaxprtool.render.reports import program_document
 
     reports = () if ran is None else (ran.init, ran.apply)
     random = () if ran is None else ran.filled.random

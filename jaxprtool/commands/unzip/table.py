@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from jaxprtool.commands.run.table import RunDocument
 from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.equations import size_of, type_of
-from jaxprtool.ir.frames import BEHIND, short_paths
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.frames import short_paths
+from jaxprtool.ir.places import BEHIND, Place
 from jaxprtool.ir.program import NamedValue
 from jaxprtool.render.documents.programs import Program
-from jaxprtool.render.reports.programs import values_table
+from jaxprtool.render.reports import values_table
 from jaxprtool.render.terminal.listing import ShowOptions, SourceComments
 from jaxprtool.render.terminal.tables import Rendering
 

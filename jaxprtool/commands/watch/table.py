@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from jaxprtool.ir.frames import BEHIND
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import Rendering, more, split_rows
 

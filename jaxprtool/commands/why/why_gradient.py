@@ -43,8 +43,8 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import structure
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.passes.framework.pipeline import Pipeline
-from jaxprtool.passes.framework.retrace import retraced
+from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes.retrace import retraced
 from jaxprtool.passes.transforms.derivatives import Grad, ValueAndGrad
 
 T = TypeVar("T")

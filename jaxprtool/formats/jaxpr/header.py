@@ -34,8 +34,9 @@ from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.syntax import ExpressionSyntax, FileText
 from jaxprtool.formats.jaxpr.values import NO_MESH, TypeReader, TypeWriter
 from jaxprtool.ir import source_text
-from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.names import VariableNames, source_names
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import JitOptions, Program
 from jaxprtool.ir.symbols import Bound, LengthsBound, SizeBound
 from jaxprtool.ir.trees import Tree, describe

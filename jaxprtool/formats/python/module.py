@@ -50,7 +50,8 @@ from jaxprtool.formats.python.rules.table import FROM_HEX, HELPERS, NAMED
 from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, SourceLocation, frames_now, short_paths
+from jaxprtool.ir.frames import SourceLocation, frames_now, short_paths
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.ir.traits import traits

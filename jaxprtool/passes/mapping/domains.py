@@ -25,13 +25,12 @@ from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.custom_rules import following, jvp_rule, rule_key, vjp_rule
 from jaxprtool.ir.equations import keep_weak_types, named
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import CustomJVP, Region, Regions, regions
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.symbols import Bound
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.trees import filled, structure, unique
 from jaxprtool.jaxcompat import (
     AnyJaxpr,
     Atom,
@@ -48,7 +47,7 @@ from jaxprtool.jaxcompat import (
     VJPRule,
 )
 from jaxprtool.passes.cleanup.dce import dce_body
-from jaxprtool.passes.framework.retrace import with_names
+from jaxprtool.passes.retrace import with_names
 
 # --- domain ---------------------------------------------------------------------------------------
 # The base class of all domains, which define the kinds of values.

@@ -21,8 +21,8 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
-from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.framework.retrace import (
+from jaxprtool.passes.framework import Pass
+from jaxprtool.passes.retrace import (
     WithAux,
     as_pair,
     chosen_argnums,

@@ -29,15 +29,14 @@ from jaxprtool.ir.dataflow import DefiningEquations
 from jaxprtool.ir.dtypes import is_float0
 from jaxprtool.ir.equations import bodies, equations, free_variables, named, type_of
 from jaxprtool.ir.frames import own_frame, short_paths
-from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program, Programs, top_jaxpr
 from jaxprtool.ir.regions import Call, keep, view
 from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.traits import traits
-from jaxprtool.ir.trees import filled, structure
+from jaxprtool.ir.trees import filled, paths, structure, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.framework.retrace import (
+from jaxprtool.passes.framework import Pass
+from jaxprtool.passes.retrace import (
     WithAux,
     as_pair,
     chosen_argnums,

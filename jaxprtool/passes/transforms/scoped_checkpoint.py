@@ -27,12 +27,12 @@ from jaxprtool.ir.dataflow import DefUse
 from jaxprtool.ir.documents import some
 from jaxprtool.ir.equations import bodies, equations, free_variables, named
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key, value_key
-from jaxprtool.ir.paths import without_numbers
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, regions
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader
 from jaxprtool.ir.traits import traits
+from jaxprtool.ir.trees import without_numbers
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 # --- scoped checkpoint ----------------------------------------------------------------------------

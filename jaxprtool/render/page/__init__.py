@@ -34,9 +34,10 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.differences import Changes, changes
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies
-from jaxprtool.ir.frames import BEHIND, Root, frames_now
+from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation import tokens
 from jaxprtool.ir.notation.layout import Selection
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import (
     NamedValue,
     Program,
@@ -48,7 +49,7 @@ from jaxprtool.ir.program import (
 from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
-from jaxprtool.render.reports.programs import facts
+from jaxprtool.render.reports import facts
 from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
 from jaxprtool.render.terminal.tree import Reader
 from jaxprtool.render.views import Cell, Curve, Lines, PageView, Row, RowGroup, Table

@@ -15,7 +15,7 @@ from rich.segment import Segment
 from jaxprtool import jaxcompat
 from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.frames import BEHIND, FrameChoice, Root, frames_now
+from jaxprtool.ir.frames import FrameChoice, Root, frames_now
 from jaxprtool.ir.notation.layout import COMMENT_COLUMN, Commenter, Layout, Selection
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.notation.signatures import Notation, TerseNotation
@@ -29,6 +29,7 @@ from jaxprtool.ir.notation.tokens import (
     Type,
     with_roles,
 )
+from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.jaxprs import identity

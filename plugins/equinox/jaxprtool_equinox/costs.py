@@ -7,7 +7,7 @@ import math
 from jax.extend.core import JaxprEqn
 
 from jaxprtool.extend import rule
-from jaxprtool.extend.cost import Work
+from jaxprtool.extend.commands import Work
 
 
 @rule("cost", "nonbatchable", "nondifferentiable_backward", "nontraceable")

@@ -11,7 +11,7 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from jaxprtool.extend import rule
-from jaxprtool.extend.files import (
+from jaxprtool.extend.rules import (
     ENCODERS,
     NO_AXIS_NAME,
     BadParameter,

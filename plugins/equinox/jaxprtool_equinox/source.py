@@ -12,7 +12,7 @@ import jax
 from jax.extend.core import JaxprEqn
 
 from jaxprtool.extend import rule
-from jaxprtool.extend.python import (
+from jaxprtool.extend.rules import (
     ROOTS,
     CallExpression,
     Expression,

@@ -1,6 +1,6 @@
 """A jaxprtool plug-in: bounds of every value, through loops and branches.
 
-It is an example of a domain (`jaxprtool.extend.domains`), in `domain`: the kind of a value is its
+It is an example of a domain (`jaxprtool.extend.mapping`), in `domain`: the kind of a value is its
 `Interval`; `rules` has a rule for each primitive, and the engine does the rest. It is also an
 example of a command: `info` declares it, and `command` is it.
 

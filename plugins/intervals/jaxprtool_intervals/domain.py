@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxprtool.errors import ArgumentsError, did_you_mean
 from jaxprtool.extend import Call, Literal, RuleTable, close_jaxpr, rule, traits
-from jaxprtool.extend.domains import BodyBuilder, Domain, by_edges, custom_derivative
+from jaxprtool.extend.mapping import BodyBuilder, Domain, by_edges, custom_derivative
 
 INF = math.inf
 

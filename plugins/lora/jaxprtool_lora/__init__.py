@@ -25,7 +25,7 @@ from jax.interpreters import ad, batching, mlir
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.extend import VARIABLE, call, hide_frames, named, rule
-from jaxprtool.extend.unzip import BindingTime, Context, Outcome, Variable, whole
+from jaxprtool.extend.rules import BindingTime, Context, Outcome, Variable, whole
 
 __all__ = ["adapt"]
 

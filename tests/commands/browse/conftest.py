@@ -9,7 +9,7 @@ from jaxprtool.commands.browse.app import Browser
 from jaxprtool.commands.browse.document import Document, StateRecorder
 from jaxprtool.commands.browse.navigation import Navigator
 from jaxprtool.commands.browse.outline import ProgramOutline
-from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.framework import Pipeline
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ import shlex
 import pytest
 
 from jaxprtool.passes.cleanup.simplify import simplify_rules
-from jaxprtool.passes.framework.pipeline import available
+from jaxprtool.passes.framework import available
 
 
 def own_passes():

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from jaxprtool.passes.framework import pipeline
+from jaxprtool.passes import framework
 
 PLUGIN = """
 import dataclasses, typing, jaxprtool
@@ -26,10 +26,10 @@ class Port(Own):
 @pytest.fixture
 def registered():
     """Forget the passes that a test registers."""
-    before = dict(pipeline._registered)
+    before = dict(framework._registered)
     yield
-    pipeline._registered.clear()
-    pipeline._registered.update(before)
+    framework._registered.clear()
+    framework._registered.update(before)
 
 
 def groups(text):

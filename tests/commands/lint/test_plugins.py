@@ -13,7 +13,7 @@ from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.errors import ArgumentsError, PluginError
 
 RULE = """
-    from jaxprtool.extend.lint import Found, lint_rule
+    from jaxprtool.extend.commands import Found, lint_rule
 
     @lint_rule("{code}", "double-tanh", bad="", good="")
     def double_tanh(program):

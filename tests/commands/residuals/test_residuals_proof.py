@@ -13,7 +13,7 @@ from jaxprtool.commands.residuals.policies import bytes_by_policy
 from jaxprtool.commands.residuals.residuals import total_bytes
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
-from jaxprtool.passes.framework.retrace import positional
+from jaxprtool.passes.retrace import positional
 from jaxprtool.passes.transforms.calls import Checkpoint
 from jaxprtool.passes.transforms.linear import Vjp
 from tests.programs import harness_programs, sample_programs

@@ -10,9 +10,16 @@ import pytest
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.errors import CheckError, PipelineError
-from jaxprtool.passes.framework import pipeline as pipeline_module
-from jaxprtool.passes.framework.base import Pass, pass_options, pass_summary
-from jaxprtool.passes.framework.pipeline import Observer, OptimizationLevel, Pipeline, levels
+from jaxprtool.passes import framework as pipeline_module
+from jaxprtool.passes.framework import (
+    Observer,
+    OptimizationLevel,
+    Pass,
+    Pipeline,
+    levels,
+    pass_options,
+    pass_summary,
+)
 
 
 @dataclass(frozen=True)

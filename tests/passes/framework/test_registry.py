@@ -10,14 +10,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import PipelineError, PluginError, PluginWarning
-from jaxprtool.passes.framework import pipeline
-from jaxprtool.passes.framework.base import Pass
-from jaxprtool.passes.framework.pipeline import (
-    Pipeline,
-    available,
-    find_pass,
-    load_plugin,
-)
+from jaxprtool.passes import framework
+from jaxprtool.passes.framework import Pass, Pipeline, available, find_pass, load_plugin
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -36,7 +30,7 @@ class Mine(Pass):
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
-    monkeypatch.setattr(pipeline, "_registered", {})
+    monkeypatch.setattr(framework, "_registered", {})
 
 
 def distribution(folder, name, entry, value):
@@ -152,20 +146,20 @@ def test_an_unknown_pass_gets_the_nearest_name():
 
 
 def test_listing_passes_does_not_import_jax():
-    code = "import sys; from jaxprtool.passes.framework import pipeline; pipeline.available(); "
+    code = "import sys; from jaxprtool.passes import framework; framework.available(); "
     code += "sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_installed_packages_are_read_once(monkeypatch):
-    read, entry_points = [], pipeline.entry_points
+    read, entry_points = [], framework.entry_points
 
     def counted(**selection):
         read.append(selection)
         return entry_points(**selection)
 
-    monkeypatch.setattr(pipeline, "entry_points", counted)
-    pipeline._installed.cache_clear()
+    monkeypatch.setattr(framework, "entry_points", counted)
+    framework._installed.cache_clear()
     for text in ("dce, cse", "-O2", "dce"):
         Pipeline.parse(text)
     assert len(read) == 1

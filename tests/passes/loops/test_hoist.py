@@ -12,7 +12,7 @@ from jaxprtool import jaxcompat, sow
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.regions import view
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.loops.hoist import SMALL, Hoist
+from jaxprtool.passes.loops.schedule import SMALL, Hoist
 from tests.programs import Case, prove
 from tests.programs.same import count_equations
 

@@ -8,7 +8,7 @@ import pytest
 from jaxprtool import trace
 from jaxprtool.errors import ArgumentsError, PipelineError
 from jaxprtool.ir.program import type_check
-from jaxprtool.passes.transforms.closed import Closed
+from jaxprtool.passes.transforms.calls import Closed
 
 PARAMS = {"w": jnp.full((3, 4), 0.1), "b": jnp.arange(4.0)}
 X = jnp.ones((2, 3))

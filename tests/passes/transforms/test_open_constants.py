@@ -10,7 +10,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.jaxcompat import open_jaxpr
-from jaxprtool.passes.transforms.closed import Closed
+from jaxprtool.passes.transforms.calls import Closed
 
 W = jnp.arange(6.0).reshape(2, 3) / 10
 B = jnp.array([1.0, -2.0, 3.0])

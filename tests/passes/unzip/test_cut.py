@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from jaxprtool.passes.unzip.flow import SINK, SOURCE, FlowGraph
+from jaxprtool.passes.unzip.auto import SINK, SOURCE, FlowGraph
 
 MANY = 1 << 80
 

@@ -34,7 +34,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.cleanup.simplify import elementwise, layout, reductions, slicing, together
+from jaxprtool.passes.cleanup.simplify import rules
 from jaxprtool.passes.cleanup.simplify.engine import (
     Condition,
     RowMatch,
@@ -44,7 +44,7 @@ from jaxprtool.passes.cleanup.simplify.engine import (
     full,
     simplified,
 )
-from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework import Pass
 
 __all__ = [
     "Condition",
@@ -58,15 +58,15 @@ __all__ = [
 ]
 
 _FAMILIES = {
-    "element by element": elementwise,
-    "shapes and types": layout,
-    "parts of arrays": slicing,
-    "reductions and products": reductions,
-    "both operands at once": together,
+    "element by element": rules.ELEMENTWISE,
+    "shapes and types": rules.LAYOUT,
+    "parts of arrays": rules.SLICING,
+    "reductions and products": rules.REDUCTIONS,
+    "both operands at once": rules.TOGETHER,
 }
 
 #: The open list: the first rule that applies to an equation is used.
-simplify_rules: list[SimplifyRule] = [row for module in _FAMILIES.values() for row in module.ROWS]
+simplify_rules: list[SimplifyRule] = [row for rows in _FAMILIES.values() for row in rows]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Simplify(Pass):
     @staticmethod
     def rules() -> list[dict[str, str]]:
         """Return the rules in words, for `jaxprtool explain`."""
-        families = {row: name for name, module in _FAMILIES.items() for row in module.ROWS}
+        families = {row: name for name, rows in _FAMILIES.items() for row in rows}
         return [
             {
                 "pattern": row.pattern,

@@ -38,7 +38,7 @@ from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.repetition import repetition
 from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Mark, Var
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework.base import MemoryNote, Pass
+from jaxprtool.passes.framework import MemoryNote, Pass
 from jaxprtool.passes.loops.outline.choice import (
     Costs,
     Item,

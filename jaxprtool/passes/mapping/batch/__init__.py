@@ -27,11 +27,10 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import is_weak, type_of
-from jaxprtool.ir.paths import unique
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.trees import filled
+from jaxprtool.ir.trees import filled, unique
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, JaxprEqn, Var
-from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework import Pass
 from jaxprtool.passes.mapping.batch.axes import (
     Axis,
     BatchError,

@@ -22,7 +22,7 @@ from jaxprtool.passes.cleanup.cse import cse_body
 from jaxprtool.passes.mapping.batch.axes import Axis
 from jaxprtool.passes.mapping.batch.body import batch_body
 from jaxprtool.passes.mapping.domains import Rewritten
-from jaxprtool.passes.mapping.mask.body import MaskDomain, has_while
+from jaxprtool.passes.mapping.mask import MaskDomain, has_while
 from jaxprtool.passes.mapping.mask.reductions import largest, least
 from jaxprtool.passes.mapping.mask.table import Facts, guard_derivative, is_float, is_numeric_type
 from jaxprtool.passes.mapping.ragged.table import (

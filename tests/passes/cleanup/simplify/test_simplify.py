@@ -21,7 +21,7 @@ from jaxprtool.passes.cleanup.simplify import (
     simplify_rules,
 )
 from jaxprtool.passes.cleanup.simplify.engine import simplified
-from jaxprtool.passes.framework.pipeline import Pipeline
+from jaxprtool.passes.framework import Pipeline
 from tests.programs import Case, prove, sample_programs
 from tests.programs.same import count_equations
 from tests.share import share

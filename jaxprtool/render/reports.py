@@ -15,7 +15,6 @@ from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.signatures import value_text
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
-from jaxprtool.ir.paths import Alike, alike
 from jaxprtool.ir.program import (
     NamedValue,
     Program,
@@ -25,6 +24,7 @@ from jaxprtool.ir.program import (
     program_signature,
     size_of_values,
 )
+from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
 from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable

@@ -25,19 +25,19 @@ from jaxprtool.errors import (
     described,
     user_traceback,
 )
+from jaxprtool.ir.arguments import Changed
 from jaxprtool.ir.backends import process_cache
 from jaxprtool.ir.custom_rules import holds_ended_tracer, refused, with_closed_over
 from jaxprtool.ir.equations import equations, named
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, views
-from jaxprtool.ir.state import Changed
 from jaxprtool.ir.symbols import symbols_of
+from jaxprtool.ir.trees import paths, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.passes.framework.base import Pass
+from jaxprtool.passes.framework import Pass
 
 #: The maximum number of characters of JAX's error message that are shown.
 _LONGEST_REASON = 300

@@ -1,4 +1,9 @@
-"""Types and functions for rules of `jaxprtool lint`.
+"""Types and functions for rules of `jaxprtool cost` and `jaxprtool lint`.
+
+The table "cost": `rule(eqn)` returns the `Work` of one run of an equation, or None if it is
+unknown. Bytes are computed from the fusion of equations, unless the rule returns some.
+
+Rules of `jaxprtool lint`:
 
     @lint_rule("XY101", "slow-thing", bad=BAD, good=GOOD)
     def slow_things(program): ...
@@ -8,6 +13,7 @@ depth, with calls opened. The function yields a `Found` for each finding. A pack
 modules of rules in the entry-point group `jaxprtool.lint`.
 """
 
+from jaxprtool.commands.cost.rules import Work
 from jaxprtool.commands.lint.findings import Found, LintRule, lint_rule
 from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ancestors, ends, origin
 
@@ -18,6 +24,7 @@ __all__ = [
     "Node",
     "Scope",
     "Value",
+    "Work",
     "ancestors",
     "ends",
     "lint_rule",

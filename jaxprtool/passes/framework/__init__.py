@@ -1,1 +1,0 @@
-"""Passes and pipelines: their base class, registry, options and tracing."""

@@ -1,1 +1,0 @@
-"""Results of analyses and runs as tables, pictures and JSON."""

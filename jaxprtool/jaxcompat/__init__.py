@@ -248,6 +248,7 @@ from jaxprtool.jaxcompat.tracing import (
     axis_data,
     axis_mapped,
     bind_jit,
+    call_jit,
     default_settings,
     double_precision,
     equation_jvp,

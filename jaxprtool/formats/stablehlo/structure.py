@@ -1,0 +1,552 @@
+"""Rules for operations with regions, for calls, and for shardings.
+
+Regions that `lax` has names for are recovered: a `reduce` that adds becomes `reduce_sum`, a `while`
+with a counter becomes a `scan`, which has a reverse mode. Others stay as they are, under the
+general primitives. What is recovered computes the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.core import primitives
+from jax.extend.mlir import ir
+from jax.extend.mlir.dialects import stablehlo
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from jaxprtool.formats.stablehlo.operations import (
+    BINARY,
+    Choice,
+    Clamped,
+    with_vector_last,
+)
+from jaxprtool.formats.stablehlo.reader import (
+    Operation,
+    attribute_names,
+    Splat,
+    forced,
+    lazy,
+    stablehlo_rules,
+)
+from jaxprtool.ir.rules import rule
+
+# --- regions --------------------------------------------------------------------------------------
+# What a region computes, if it has a name.
+
+
+def _steps(block: Any) -> list[Any]:
+    return [view.operation for view in block.operations]
+
+
+def combiner(block: Any) -> Callable[[Any, Any], Any] | None:
+    """Return the function of `lax` that a region of two arguments is; None if it is another one."""
+    match _steps(block):
+        case [op, end] if (
+            op.name in _COMBINERS
+            and [*end.operands] == [*op.results]
+            and {*op.operands} == {*block.arguments}
+        ):
+            return BINARY[op.name]
+    return None
+
+
+#: The operations that commute.
+_COMBINERS = frozenset(
+    f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
+)
+
+
+def canonical(block: Any) -> str:
+    """Return the text of a region that has no regions, with its values numbered."""
+    numbers: dict[Any, int] = {value: i for i, value in enumerate(block.arguments)}
+    lines = [", ".join(str(value.type) for value in block.arguments)]
+    for op in _steps(block):
+        operands = [numbers.get(value, "outer") for value in op.operands]
+        for value in op.results:
+            numbers[value] = len(numbers)
+        text = op.get_asm(print_generic_op_form=True) if not operands else ""
+        attributes = [
+            f"{name}={op.attributes[name]}" for name in attribute_names(op.attributes) if operands
+        ]
+        lines.append(f"{op.name} {operands} {attributes} {text.partition('=')[2]}")
+    return "\n".join(lines)
+
+
+def _scalars(op: Operation, values: Sequence[Any]) -> list[Any]:
+    """Return the initial values of a reduction: constants as NumPy's scalars, which `lax` reads."""
+    return [value.scalar if isinstance(value, Splat) else forced(value) for value in values]
+
+
+# --- reductions -----------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "stablehlo.reduce")
+@lazy
+def _(op: Operation, *values: Any) -> Any:
+    count = len(values) // 2
+    operands = [forced(value) for value in values[:count]]
+    inits = _scalars(op, values[count:])
+    dimensions = tuple(op.take("dimensions"))
+    if count == 1 and (named := combiner(op.block())) is not None:
+        return lax.reduce(operands[0], inits[0], named, dimensions)
+    if (index := _arg_of_extreme(op, operands, values[count:], dimensions)) is not None:
+        return index
+    body = _of_halves(op, count)
+    return lax.reduce(tuple(operands), tuple(inits), body, dimensions)
+
+
+def _of_halves(op: Operation, count: int) -> Callable[..., Any]:
+    body = op.body()
+    if count == 1:
+        return lambda x, y: body(x, y)[0]
+    return lambda xs, ys: tuple(body(*xs, *ys))
+
+
+def _arg_of_extreme(
+    op: Operation, operands: Sequence[Any], inits: Sequence[Any], dimensions: Sequence[int]
+) -> Any | None:
+    """Return the index of the largest or smallest element, if a reduction is JAX's for it.
+
+    None if it is another one, or if the element itself is used.
+    """
+    if len(operands) != 2 or len(dimensions) != 1 or [*op.op.results[0].uses]:
+        return None
+    indices = op.op.operands[1].owner
+    if getattr(indices, "name", "") != "stablehlo.iota":
+        return None
+    if indices.attributes["iota_dimension"].value != dimensions[0]:
+        return None
+    x, dtype = operands[0], operands[1].dtype
+    text = canonical(op.block())
+    for function in (lax.argmax, lax.argmin):
+        lowered, init = _lowered_arg(function, x.dtype, dtype)
+        if text == lowered and all(isinstance(value, Splat) for value in inits):
+            if str(inits[0].scalar) == init and inits[1].scalar == 0:
+                index = function(x, dimensions[0], dtype)
+                return [lax.full(index.shape, 0, x.dtype), index]
+    return None
+
+
+@cache
+def _lowered_arg(function: Any, dtype: Any, index_dtype: Any) -> tuple[str, str]:
+    """Return the region of JAX's `argmax` or `argmin`, and its initial value."""
+    struct = jax.ShapeDtypeStruct((2,), dtype)
+    texts: list[tuple[str, str]] = []
+
+    def read(reduce: Any) -> None:
+        (init,) = np.asarray(reduce.operands[2].owner.attributes["value"]).reshape(-1)[:1]
+        texts.append((canonical(reduce.regions[0].blocks[0]), str(init)))
+
+    _visit_lowered(lambda x: function(x, 0, index_dtype), [struct], "stablehlo.reduce", read)
+    return texts[0] if texts else ("", "")
+
+
+def _visit_lowered(
+    function: Any, structs: Sequence[Any], name: str, read: Callable[[Any], None]
+) -> None:
+    """Call `read` on the operations of a name in JAX's lowering of a function."""
+    x64 = any(np.dtype(struct.dtype).itemsize >= 8 for struct in structs)
+    with jax.enable_x64(x64):
+        module = jax.jit(function).lower(*structs).compiler_ir("stablehlo")
+
+    def visit(op: Any) -> Any:
+        if op.name == name:
+            read(op)
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(visit)
+
+
+@rule(stablehlo_rules, "stablehlo.reduce_window")
+@lazy
+def _(op: Operation, *values: Any) -> Any:
+    count = len(values) // 2
+    operands = [forced(value) for value in values[:count]]
+    inits = _scalars(op, values[count:])
+    ones = [1] * len(operands[0].shape)
+    padding = op.take("padding", np.zeros((len(ones), 2), int))
+    window = {
+        "window_dimensions": tuple(op.take("window_dimensions")),
+        "window_strides": tuple(op.take("window_strides", ones)),
+        "padding": [(int(low), int(high)) for low, high in padding],
+        "base_dilation": tuple(op.take("base_dilations", ones)),
+        "window_dilation": tuple(op.take("window_dilations", ones)),
+    }
+    if count == 1 and (named := combiner(op.block())) is not None:
+        return lax.reduce_window(operands[0], inits[0], named, **window)
+    body = _of_halves(op, count)
+    if count == 1:
+        return lax.reduce_window(operands[0], inits[0], body, **window)
+    return lax.reduce_window(tuple(operands), tuple(inits), body, **window)
+
+
+@rule(stablehlo_rules, "stablehlo.select_and_scatter")
+@lazy
+def _(op: Operation, x: Any, source: Any, init: Any) -> Any:
+    ones = [1] * len(op.result_type.shape)
+    padding = op.take("padding", np.zeros((len(ones), 2), int))
+    window = {
+        "window_dimensions": tuple(op.take("window_dimensions")),
+        "window_strides": tuple(op.take("window_strides", ones)),
+        "padding": tuple((int(low), int(high)) for low, high in padding),
+    }
+    select = _comparison(op.block())
+    is_sum = combiner(op.block(1)) is lax.add
+    x, source = forced(x), forced(source)
+    if select is not None and is_sum and isinstance(init, Splat) and init.scalar == 0:
+        return primitives.select_and_scatter_add_p.bind(source, x, select_prim=select, **window)
+    raise op.refused("only the largest or smallest element of a window, and sums, are supported")
+
+
+def _comparison(block: Any) -> Any | None:
+    """Return the primitive of a region that compares its two arguments in order."""
+    match _steps(block):
+        case [op, end] if (
+            op.name == "stablehlo.compare"
+            and [*end.operands] == [*op.results]
+            and [*op.operands] == [*block.arguments]
+            and "TOTAL" not in str(op.attributes)
+        ):
+            direction = str(op.attributes["comparison_direction"])
+            return next((p for d, p in _EXTREMES.items() if d in direction), None)
+    return None
+
+
+_EXTREMES = {"GE>": primitives.ge_p, "LE>": primitives.le_p}
+
+
+@rule(stablehlo_rules, "stablehlo.scatter")
+def _(op: Operation, *values: Any) -> Any:
+    if len(values) != 3:
+        raise op.refused("it updates several arrays")
+    x, indices, updates = values
+    numbers = stablehlo.ScatterDimensionNumbers(op.take("scatter_dimension_numbers"))
+    dimensions = lax.ScatterDimensionNumbers(
+        update_window_dims=tuple(numbers.update_window_dims),
+        inserted_window_dims=tuple(numbers.inserted_window_dims),
+        scatter_dims_to_operand_dims=tuple(numbers.scattered_dims_to_operand_dims),
+        operand_batching_dims=tuple(numbers.input_batching_dims),
+        scatter_indices_batching_dims=tuple(numbers.scatter_indices_batching_dims),
+    )
+    options = {
+        "indices_are_sorted": op.take("indices_are_sorted", False),
+        "unique_indices": op.take("unique_indices", False),
+        "mode": lax.GatherScatterMode.FILL_OR_DROP,
+    }
+    indices = with_vector_last(indices, numbers.index_vector_dim)
+    block = op.block()
+    if [*_steps(block)[0].operands] == [block.arguments[1]] and len(_steps(block)) == 1:
+        return lax.scatter(x, indices, updates, dimensions, **options)
+    named = combiner(block)
+    if named in _SCATTERS:
+        return _SCATTERS[named](x, indices, updates, dimensions, **options)
+    body = op.body()
+    scalar = jax.core.ShapedArray((), x.dtype)
+    jaxpr = jax.make_jaxpr(lambda old, new: body(old, new)[0])(scalar, scalar)
+    return primitives.scatter_p.bind(
+        x,
+        indices,
+        updates,
+        dimension_numbers=dimensions,
+        update_jaxpr=getattr(jaxpr, "jaxpr", jaxpr),
+        update_consts=(),
+        **options,
+    )
+
+
+_SCATTERS = {
+    lax.add: lax.scatter_add,
+    lax.mul: lax.scatter_mul,
+    lax.min: lax.scatter_min,
+    lax.max: lax.scatter_max,
+}
+
+# --- sort -----------------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "stablehlo.sort")
+def _(op: Operation, *operands: Any) -> Any:
+    rank = len(operands[0].shape)
+    options = {"dimension": op.take("dimension", -1) % rank, "is_stable": op.take("is_stable", False)}
+    text = canonical(op.block())
+    dtypes = tuple(str(x.dtype) for x in operands)
+    for keys in range(1, len(operands) + 1):
+        if text == _lowered_sort(dtypes, keys):
+            return primitives.sort_p.bind(*operands, num_keys=keys, **options)
+    key = _single_key(op.block())
+    if key is None:
+        raise op.refused("its comparison is not one by `lax.sort` or by a single operand")
+    position, is_ascending, is_total = key
+    encode, decode = _order(operands[position].dtype, is_ascending, is_total)
+    rest = [x for i, x in enumerate(operands) if i != position]
+    first, *others = primitives.sort_p.bind(
+        encode(operands[position]), *rest, num_keys=1, **options
+    )
+    others.insert(position, decode(first))
+    return others
+
+
+@cache
+def _lowered_sort(dtypes: Sequence[str], keys: int) -> str:
+    """Return the comparison of `lax.sort` for operands of these dtypes."""
+    structs = [jax.ShapeDtypeStruct((2,), dtype) for dtype in dtypes]
+    texts: list[str] = []
+    _visit_lowered(
+        lambda *xs: lax.sort(xs, num_keys=keys),
+        structs,
+        "stablehlo.sort",
+        lambda sort: texts.append(canonical(sort.regions[0].blocks[0])),
+    )
+    return texts[0] if texts else ""
+
+
+def _single_key(block: Any) -> tuple[int, bool, bool] | None:
+    """Return the operand that a comparison is about, if it ascends, and if its order is total."""
+    match _steps(block):
+        case [op, end] if op.name == "stablehlo.compare" and [*end.operands] == [*op.results]:
+            arguments = [*block.arguments]
+            places = [arguments.index(value) for value in op.operands if value in arguments]
+            if len(places) == 2 and places[0] // 2 == places[1] // 2 and places[0] != places[1]:
+                direction = str(op.attributes["comparison_direction"])
+                is_total = "TOTAL" in str(op.attributes)
+                if "LT>" in direction or "GT>" in direction:
+                    ascends = ("LT>" in direction) == (places[0] < places[1])
+                    return places[0] // 2, ascends, is_total
+    return None
+
+
+def _order(
+    dtype: Any, is_ascending: bool, is_total: bool
+) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    """Return functions to and from a key that `lax.sort` orders, ascending, in the order asked."""
+    if jax.dtypes.issubdtype(dtype, np.inexact) and not is_total:
+        return (_same, _same) if is_ascending else (lax.neg, lax.neg)
+    if not jax.dtypes.issubdtype(dtype, np.inexact):
+        return (_same, _same) if is_ascending else (lax.bitwise_not, lax.bitwise_not)
+    integers = np.dtype(f"int{8 * np.dtype(dtype).itemsize}")
+
+    def encode(x: Any) -> Any:
+        bits = _flipped(lax.bitcast_convert_type(x, integers))
+        return bits if is_ascending else lax.bitwise_not(bits)
+
+    def decode(bits: Any) -> Any:
+        bits = bits if is_ascending else lax.bitwise_not(bits)
+        return lax.bitcast_convert_type(_flipped(bits), dtype)
+
+    return encode, decode
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _flipped(bits: Any) -> Any:
+    """Return the bits of floats as integers of the same order, and back."""
+    largest = np.array(np.iinfo(bits.dtype).max, bits.dtype)
+    negative = lax.lt(bits, np.array(0, bits.dtype))
+    return lax.select_n(negative, bits, lax.bitwise_xor(bits, largest))
+
+
+# --- loops and branches ---------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "stablehlo.while")
+@lazy
+def _(op: Operation, *inits: Any) -> Any:
+    cond, body = op.body(0), op.body(1)
+    trips = _trip_count(op, inits)
+    values = tuple(forced(value) for value in inits)
+    if trips is None:
+        return lax.while_loop(lambda xs: cond(*xs)[0], lambda xs: tuple(body(*xs)), values)
+    block = op.block(1)
+    ends = _steps(block)[-1].operands
+    changes = [end != argument for end, argument in zip(ends, block.arguments, strict=True)]
+
+    def step(carry: Sequence[Any], _: None) -> tuple[list[Any], None]:
+        left = iter(carry)
+        args = [next(left) if flag else x for flag, x in zip(changes, values, strict=True)]
+        results = body(*args)
+        return [x for x, flag in zip(results, changes, strict=True) if flag], None
+
+    carried = [x for x, flag in zip(values, changes, strict=True) if flag]
+    results, _ = lax.scan(step, carried, None, length=trips)
+    left = iter(results)
+    return [next(left) if flag else x for flag, x in zip(changes, values, strict=True)]
+
+
+def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
+    """Return how often a loop runs whose counter goes up to a constant; None for another loop."""
+    reader = op.reader
+    test, *rest = [step for step in _steps(op.block(0)) if step.name != "stablehlo.constant"]
+    if test.name != "stablehlo.compare" or len(rest) != 1 or rest[0].operands[0] != test.results[0]:
+        return None
+    arguments = [*op.block(0).arguments]
+    counter, limit = test.operands
+    if counter not in arguments or "LT>" not in str(test.attributes["comparison_direction"]):
+        return None
+    position = arguments.index(counter)
+    block = op.block(1)
+    step = _steps(block)[-1].operands[position].owner
+    if getattr(step, "name", "") != "stablehlo.add":
+        return None
+    step_operands = [*step.operands]
+    if block.arguments[position] not in step_operands:
+        return None
+    step_operands.remove(block.arguments[position])
+    start, stop = inits[position], _constant(reader, limit)
+    add = _constant(reader, step_operands[0])
+    if not isinstance(start, Splat) or stop is None or add is None or start.shape != ():
+        return None
+    if not jax.dtypes.issubdtype(start.scalar.dtype, np.integer) or add <= 0:
+        return None
+    first = int(start.scalar)
+    trips = max(0, -((first - stop) // add))
+    fits = first + trips * add <= np.iinfo(start.scalar.dtype).max
+    return trips if fits else None
+
+
+def _constant(reader: Any, value: Any) -> int | None:
+    """Return the integer that a value of the module is; None if it is not constant."""
+    owner = value.owner
+    if getattr(owner, "name", "") != "stablehlo.constant":
+        return None
+    constant = reader.constant(getattr(owner, "operation", owner))
+    return int(constant.scalar) if isinstance(constant, Splat) else None
+
+
+@rule(stablehlo_rules, "stablehlo.if")
+def _(op: Operation, pred: Any) -> Any:
+    return lax.cond(pred, op.body(0), op.body(1))
+
+
+@rule(stablehlo_rules, "stablehlo.case")
+@lazy
+def _(op: Operation, index: Any) -> Any:
+    branches = [op.body(i) for i in range(len(op.op.regions))]
+    last = len(branches) - 1
+    if isinstance(index, Choice) and last == 1:
+        return lax.cond(index.value, branches[1], branches[0])
+    if isinstance(index, Clamped) and [*map(_as_int, index.bounds)] == [0, last]:
+        return lax.switch(index.value, branches)
+    index = forced(index)
+    # Another index than those of the branches means the last one; `lax.switch` would clamp it.
+    inside = lax.bitwise_and(lax.ge(index, np.int32(0)), lax.le(index, np.int32(last)))
+    return lax.switch(lax.select_n(inside, np.int32(last), index), branches)
+
+
+def _as_int(bound: Any) -> int | None:
+    return int(bound) if isinstance(bound, np.generic | np.ndarray) else None
+
+
+# --- calls ----------------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "func.call")
+@lazy
+def _(op: Operation, *operands: Any) -> Any:
+    return op.reader.call(op.take("callee"), [forced(x) for x in operands])
+
+
+@rule(stablehlo_rules, "stablehlo.composite")
+def _(op: Operation, *operands: Any) -> Any:
+    """Call the function that a composite without a rule of its own names."""
+    for name in ("name", "version", "composite_attributes"):
+        op.attributes.pop(name, None)
+    return op.reader.call(op.take("decomposition"), operands)
+
+
+@rule(stablehlo_rules, "stablehlo.custom_call")
+def _(op: Operation, *operands: Any) -> Any:
+    """Return the results of a call of another library, which XLA looks up when it runs."""
+    target, version = op.take("call_target_name"), op.take("api_version", 1)
+    if "callback" in target:
+        raise op.refused("it calls a Python function of the process that wrote the module")
+    if op.take("called_computations"):
+        raise op.refused("it calls functions of the module")
+    legacy, attributes = None, {}
+    config = op.attributes.pop("backend_config", None)
+    if isinstance(config, ir.DictAttr):
+        attributes = {name: _ffi_value(op, config[name]) for name in attribute_names(config)}
+    elif config is not None:
+        legacy = config.value or None
+    more = op.attributes.pop("mhlo.backend_config", None)
+    if more is not None:  # how JAX writes the attributes of typed calls
+        version = 4
+        attributes |= {name: _ffi_value(op, more[name]) for name in attribute_names(more)}
+    aliases = {}
+    for alias in op.take("output_operand_aliases", []):
+        read = stablehlo.OutputOperandAlias(alias)
+        (output,) = read.output_tuple_indices or (0,)
+        aliases[read.operand_index] = output
+    layouts = {
+        f"{ours}_layouts": [_major_to_minor(layout) for layout in given]
+        for ours, theirs in (("input", "operand"), ("output", "result"))
+        if (given := op.take(f"{theirs}_layouts"))
+    }
+    call = jax.ffi.ffi_call(
+        target,
+        op.result_types,
+        has_side_effect=op.take("has_side_effect", False),
+        vmap_method="sequential",
+        input_output_aliases=aliases or None,
+        custom_call_api_version=version,
+        legacy_backend_config=legacy,
+        **layouts,
+    )
+    return call(*operands, **attributes)
+
+
+def _major_to_minor(layout: Any) -> tuple[int, ...]:
+    return tuple(int(axis) for axis in np.asarray(layout))[::-1]
+
+
+def _ffi_value(op: Operation, attribute: Any) -> Any:
+    """Return an attribute of a custom call as `jax.ffi.ffi_call` takes it, with its type."""
+    match attribute:
+        case ir.BoolAttr() | ir.StringAttr():
+            return attribute.value
+        case ir.IntegerAttr() | ir.FloatAttr():
+            dtype = op.reader.dtypes.get(str(attribute.type))
+            if dtype is not None:
+                return np.array(attribute.value, dtype)[()]
+        case ir.DenseElementsAttr():
+            return np.asarray(attribute)
+    raise op.refused(f"attribute {attribute} for the library")
+
+
+# --- shardings ------------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "sdy.sharding_constraint")
+@lazy
+def _(op: Operation, x: Any) -> Any:
+    sharding = named_sharding(op, op.attributes.pop("sharding"))
+    return x if sharding is None else lax.with_sharding_constraint(forced(x), sharding)
+
+
+def named_sharding(op: Operation, attribute: Any) -> NamedSharding | None:
+    """Return a sharding of Shardy as JAX's; None on a mesh without axes."""
+    from jax.extend.mlir.dialects import sdy
+
+    read = sdy.TensorShardingAttr(attribute)
+    mesh = sdy.MeshAttr(op.reader.symbols[str(read.mesh_or_ref).lstrip("@")].attributes["mesh"])
+    axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
+    if not axes:
+        return None
+    entries = []
+    for dimension in read.dimension_shardings:
+        part = sdy.DimensionShardingAttr(dimension)
+        names = [sdy.AxisRefAttr(axis) for axis in part.axes]
+        if any(axis.sub_axis_info is not None for axis in names):
+            raise op.refused("it splits an axis of the mesh")
+        entry = tuple(axis.name for axis in names)
+        entries.append(entry or (None if part.is_closed else PartitionSpec.UNCONSTRAINED))
+    abstract = AbstractMesh(tuple(axis.size for axis in axes), tuple(axis.name for axis in axes))
+    return NamedSharding(abstract, PartitionSpec(*entries))
+
+

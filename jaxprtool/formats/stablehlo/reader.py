@@ -36,11 +36,19 @@ from jax.extend.source_info_util import SourceInfo, user_context
 from jax.interpreters import mlir
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import JaxprToolError, ProgramFileError, UnsupportedError, described
+from jaxprtool.errors import (
+    ArgumentsError,
+    JaxprToolError,
+    ProgramFileError,
+    UnsupportedError,
+    described,
+)
+from jaxprtool.ir.equations import named
+from jaxprtool.ir.expansions import expansion_rules
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, ValueOptions
-from jaxprtool.ir.rules import RuleTable
-from jaxprtool.jaxcompat import ClosedJaxpr
+from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 # --- table ----------------------------------------------------------------------------------------
@@ -192,24 +200,53 @@ def _parse_error(error: Exception) -> str:
     return f" is not StableHLO: {described(error)}"
 
 
-def module_of_artifact(artifact: jax.export.Exported, path: str) -> Program:
-    """Return the program of the module in an artifact of `jax.export`, with flat arguments."""
-    return read_module_program(artifact.mlir_module_serialized, path)
-
-
-def read_module_program(data: bytes, path: str = "the module") -> Program:
+def read_module_program(
+    data: bytes, path: str = "the module", shapes: Sequence[Sequence[int]] | None = None
+) -> Program:
     """Return the program of a StableHLO module.
 
     Args:
         data: The text or the bytecode of the module.
         path: Its name in errors.
+        shapes: The shapes of its arguments, if it leaves some of their sizes open.
 
     Raises:
         ProgramFileError: If it cannot be parsed, or its types are none of JAX.
         UnsupportedError: If it has an operation that cannot be read.
+        ArgumentsError: If the shapes do not fit its arguments.
     """
     with parsed_module(data, path) as module, without_collector():
-        return ModuleReader(module, path).program()
+        reader = ModuleReader(module, path)
+        if reader.has_open_sizes and (shapes := shapes or reader.shapes()) is not None:
+            reader = ModuleReader(reader.refined(shapes), path)
+        return reader.program()
+
+
+def exported_body(eqn: JaxprEqn) -> ClosedJaxpr:
+    """Return what a `call_exported` equation computes, as a jaxpr of its operands.
+
+    Raises:
+        UnsupportedError: If the module was written for several platforms, or cannot be read.
+    """
+    artifact = eqn.params["exported"]
+    name = f"the module of {named(eqn)}"
+    if len(artifact.platforms) > 1:
+        raise UnsupportedError(
+            f"{name} is for several platforms ({', '.join(artifact.platforms)}), and chooses "
+            "among them when it is compiled"
+        )
+    kept = artifact.module_kept_var_idx
+    shapes = [eqn.invars[i].aval.shape for i in kept]
+    program = read_module_program(artifact.mlir_module_serialized, name, shapes)
+    call = jaxcompat.jaxpr_as_fun(program.jaxpr)
+
+    def of_operands(*operands: Any) -> list[Any]:
+        return list(call(*(operands[i] for i in kept)))
+
+    return jaxcompat.traced_like(eqn, of_operands, eqn.invars)
+
+
+rule(expansion_rules, "call_exported")(exported_body)
 
 
 #: Names that JAX gives to the module of a function under `jax.jit` and others.
@@ -243,8 +280,7 @@ class ModuleReader:
         main = self._main()
         arguments = self._block_of(main).arguments
         avals = [self._aval(argument.type, main) for argument in arguments]
-        x64 = any(np.dtype(aval.dtype).itemsize == 8 for aval in avals) or self._is_wide
-        with jaxcompat.default_settings(x64):
+        with jaxcompat.default_settings(self._is_wide):
             jaxpr = self._traced(main, avals)
         name = _PREFIX.sub("", self._name(main)) or "main"
         arg_names = _distinct("arg", [_argument_name(argument) for argument in arguments])
@@ -261,6 +297,59 @@ class ModuleReader:
             out_names=out_names,
         )
         return program.replace(jit=self._options(main, program))
+
+    @cached_property
+    def _kinds(self) -> set[Any]:
+        """The types of all values of the module."""
+        kinds: set[Any] = set()
+
+        def visit(op: Any) -> Any:
+            for result in op.results:
+                kinds.add(result.type)
+            return ir.WalkResult.ADVANCE
+
+        self.module.operation.walk(visit)
+        for function in self.functions.values():
+            for region in function.regions:
+                kinds.update(x.type for block in region.blocks for x in block.arguments)
+        return kinds
+
+    @property
+    def has_open_sizes(self) -> bool:
+        """Whether the module does not say the size of all its values."""
+        return any(not getattr(kind, "has_static_shape", True) for kind in self._kinds)
+
+    def shapes(self) -> list[Sequence[int]] | None:
+        """Return the shapes of the arguments of the program; None if the module leaves one open."""
+        kinds = [argument.type for argument in self._block_of(self._main()).arguments]
+        is_open = any(not getattr(kind, "has_static_shape", True) for kind in kinds)
+        return None if is_open else [kind.shape for kind in kinds]
+
+    def refined(self, shapes: Sequence[Sequence[int]]) -> Any:
+        """Return the module for arguments of these shapes, with all sizes that follow."""
+        main = self._main()
+        arguments, types = [*self._block_of(main).arguments], []
+        if len(arguments) != len(shapes):
+            message = f"{self.path} takes {len(arguments)} arguments, not {len(shapes)}"
+            raise ArgumentsError(message)
+        for i, (argument, shape) in enumerate(zip(arguments, shapes, strict=True)):
+            kind = argument.type
+            open_sizes = [kind.is_dynamic_dim(axis) for axis in range(kind.rank)]
+            if len(shape) != kind.rank or any(
+                not is_open and kind.get_dim_size(axis) != shape[axis]
+                for axis, is_open in enumerate(open_sizes)
+            ):
+                raise ArgumentsError(f"{self.path}: argument {i} is {kind}, not of shape {[*shape]}")
+            types.append(ir.RankedTensorType.get([*shape], kind.element_type))
+            argument.set_type(types[-1])
+        results = ir.FunctionType(main.attributes["function_type"].value).results
+        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, results))
+        try:
+            code = mlir.module_to_bytecode(self.module)
+            return ir.Module.parse(jax_mlir.refine_polymorphic_shapes(code))
+        except Exception as error:  # jaxlib's errors have no common class
+            message = f"{self.path}: its sizes do not follow from the shapes: {described(error)}"
+            raise ProgramFileError(message) from error
 
     def _main(self) -> Any:
         public = [
@@ -298,20 +387,7 @@ class ModuleReader:
     def _is_wide(self) -> bool:
         """Whether the module has 64-bit types."""
         wide = {ir.Type.parse(name) for name in ("i64", "ui64", "f64", "complex<f64>")}
-        seen: set[Any] = set()
-
-        def visit(op: Any) -> Any:
-            for result in op.results:
-                kind = result.type
-                if kind not in seen:
-                    seen.add(kind)
-                    if getattr(kind, "element_type", None) in wide:
-                        seen.update(wide)
-                        return ir.WalkResult.INTERRUPT
-            return ir.WalkResult.ADVANCE
-
-        self.module.operation.walk(visit)
-        return not seen.isdisjoint(wide)
+        return any(getattr(kind, "element_type", None) in wide for kind in self._kinds)
 
     # --- functions ----------------------------------------------------------------------------
 
@@ -356,7 +432,7 @@ class ModuleReader:
             if name == "stablehlo.constant":
                 values[op.results[0]] = self.constant(op)
                 continue
-            source = self._sources.get(op.location)
+            source = self._sources.get(op.location.attr)
             if source is None:
                 self._evaluate(op)
             else:
@@ -475,8 +551,9 @@ class ModuleReader:
         if array is None or array.dtype != aval.dtype:
             array = self._constant_in_text(op, aval)
             is_splat = array.ndim == 0
+        array = array.view(aval.dtype)  # NumPy has two types for 64 bits, and JAX knows one
         if is_splat and array.size:
-            return Splat(array.reshape(-1)[0] if array.ndim else array[()], aval.shape)
+            return Splat(array.reshape(-1)[0], aval.shape)
         return array.reshape(aval.shape)
 
     def _constant_in_text(self, op: Any, aval: Any) -> np.ndarray:
@@ -490,7 +567,7 @@ class ModuleReader:
             return _from_bytes(bytes.fromhex(match[1]), aval)
         elements = _elements(match[2], aval.dtype)
         is_one = "[" not in match[2] and aval.size != 0
-        return elements[0] if is_one else elements.reshape(aval.shape)
+        return elements.reshape(() if is_one else aval.shape)
 
     def _resource(self, op: Any, name: str, aval: Any) -> np.ndarray:
         data = self._resources.get(name)
@@ -520,9 +597,29 @@ class ModuleReader:
         self.module.operation.walk(visit)
         others = counts[_kind(op)] - 1
         more = f" ({others} more of its kind)" if others else ""
-        return UnsupportedError(f"{self.path}: {_kind(op)}{_place(op)} cannot be read: {why}{more}")
+        return UnsupportedError(f"{self.path}: {_kind(op)}{self._place(op)} cannot be read: {why}{more}")
 
     # --- locations ----------------------------------------------------------------------------
+
+    def _frames_and_path(self, location: Any) -> tuple[list[UserFrame], list[str]]:
+        """Return the frames of a location, the outermost first, and its name scopes.
+
+        JAX writes the scopes and the primitive as a name around the frames: "jit(f)/mlp/tanh".
+        Each frame is a name, of its function, around a line, and calls are call sites. A module
+        without locations gets the lines of its own text.
+        """
+        names: list[str] = []
+        while isinstance(location, ir.NameLoc) and not names:
+            names = location.name_str.split("/")
+            location = location.child_loc
+        frames = _frames(location)
+        if frames and frames[-1].file == _TEXT_OF_MODULE:
+            return [frames[-1]._replace(file=self.path)], names
+        return frames, names
+
+    def _place(self, op: Any) -> str:
+        frames = self._frames_and_path(op.location)[0]
+        return f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
 
     @cached_property
     def _sources(self) -> dict[Any, SourceInfo]:
@@ -540,16 +637,20 @@ class ModuleReader:
                         inner = view.operation
                         location = inner.location
                         names = None
-                        if location not in self._sources and location not in places:
-                            frames, names = _frames_and_path(location)
-                            places[location] = frames, _scope(names, path)
+                        key = location.attr  # equal locations differ in their hash
+                        if key not in self._sources and key not in places:
+                            frames, names = self._frames_and_path(location)
+                            places[key] = frames, _scope(names, path)
                         if len(inner.regions):
                             if names is None:
-                                names = _frames_and_path(location)[1]
+                                names = self._frames_and_path(location)[1]
                             stack.append((inner, names))
         infos = jaxcompat.source_infos([*places.values()])
         self._sources.update(zip(places, infos, strict=True))
 
+
+#: The file of locations that MLIR's parser makes.
+_TEXT_OF_MODULE = "-"
 
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return", "mhlo.return"))
 
@@ -648,19 +749,6 @@ def _is_public(function: Any) -> bool:
     return function.attributes["sym_name"].value == "main"
 
 
-def _frames_and_path(location: Any) -> tuple[list[UserFrame], list[str]]:
-    """Return the frames of a location, the outermost first, and its name scopes.
-
-    JAX writes the scopes and the primitive as a name around the frames: "jit(f)/mlp/dot_general".
-    Each frame is a name, of its function, around a line, and calls are call sites.
-    """
-    names: list[str] = []
-    while isinstance(location, ir.NameLoc) and not names:
-        names = location.name_str.split("/")
-        location = location.child_loc
-    return _frames(location), names
-
-
 def _frames(location: Any) -> list[UserFrame]:
     match location:
         case ir.CallSiteLoc():
@@ -698,10 +786,3 @@ def _scope(names: Sequence[str], outer: Sequence[str] | None) -> str:
         elif not outer and scopes and scopes[0].startswith(("jit(", "pjit(", "pmap(")):
             del scopes[0]
     return "/".join(scopes)
-
-
-def _place(op: Any) -> str:
-    frames = _frames_and_path(op.location)[0]
-    if not frames:
-        return ""
-    return f" at {frames[-1].file}:{frames[-1].line}"

@@ -142,15 +142,22 @@ def _lowered_arg(function: Any, dtype: Any, index_dtype: Any) -> tuple[str, str]
         (init,) = np.asarray(reduce.operands[2].owner.attributes["value"]).reshape(-1)[:1]
         texts.append((canonical(reduce.regions[0].blocks[0]), str(init)))
 
-    _visit_lowered(lambda x: function(x, 0, index_dtype), [struct], "stablehlo.reduce", read)
+    dtypes = dtype, index_dtype
+    _visit_lowered(
+        lambda x: function(x, 0, index_dtype), [struct], dtypes, "stablehlo.reduce", read
+    )
     return texts[0] if texts else ("", "")
 
 
 def _visit_lowered(
-    function: Any, structs: Sequence[Any], name: str, read: Callable[[Any], None]
+    function: Any,
+    structs: Sequence[Any],
+    dtypes: Sequence[Any],
+    name: str,
+    read: Callable[[Any], None],
 ) -> None:
     """Call `read` on the operations of a name in JAX's lowering of a function."""
-    x64 = any(np.dtype(struct.dtype).itemsize >= 8 for struct in structs)
+    x64 = any(np.dtype(dtype).itemsize >= 8 for dtype in dtypes)
     with jax.enable_x64(x64):
         module = jax.jit(function).lower(*structs).compiler_ir("stablehlo")
 
@@ -299,6 +306,7 @@ def _lowered_sort(dtypes: Sequence[str], keys: int) -> str:
     _visit_lowered(
         lambda *xs: lax.sort(xs, num_keys=keys),
         structs,
+        dtypes,
         "stablehlo.sort",
         lambda sort: texts.append(canonical(sort.regions[0].blocks[0])),
     )

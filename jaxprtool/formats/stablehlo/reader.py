@@ -542,6 +542,8 @@ class ModuleReader:
     def constant(self, op: Any) -> Any:
         """Return the value of a constant: an array, or a `Splat`."""
         aval = self.type_of(op.results[0].type)
+        if 0 in aval.shape:
+            return np.zeros(aval.shape, aval.dtype)
         try:
             attribute = op.attributes["value"]
             is_splat = getattr(attribute, "is_splat", False)
@@ -550,9 +552,9 @@ class ModuleReader:
             array = None
         if array is None or array.dtype != aval.dtype:
             array = self._constant_in_text(op, aval)
-            is_splat = array.ndim == 0
+            is_splat = array.size == 1
         array = array.view(aval.dtype)  # NumPy has two types for 64 bits, and JAX knows one
-        if is_splat and array.size:
+        if is_splat:
             return Splat(array.reshape(-1)[0], aval.shape)
         return array.reshape(aval.shape)
 
@@ -566,8 +568,7 @@ class ModuleReader:
         if match[1] is not None:
             return _from_bytes(bytes.fromhex(match[1]), aval)
         elements = _elements(match[2], aval.dtype)
-        is_one = "[" not in match[2] and aval.size != 0
-        return elements.reshape(() if is_one else aval.shape)
+        return elements.reshape(aval.shape if "[" in match[2] else ())
 
     def _resource(self, op: Any, name: str, aval: Any) -> np.ndarray:
         data = self._resources.get(name)

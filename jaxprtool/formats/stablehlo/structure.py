@@ -94,21 +94,17 @@ def _(op: Operation, *values: Any) -> Any:
     dimensions = tuple(op.take("dimensions"))
     if count == 1 and (named := combiner(op.block())) is not None:
         return lax.reduce(operands[0], inits[0], named, dimensions)
-    if (index := _arg_of_extreme(op, operands, values[count:], dimensions)) is not None:
+    if (index := _arg_of_extreme(op, operands, dimensions)) is not None:
         return index
-    body = _of_halves(op, count)
-    return lax.reduce(tuple(operands), tuple(inits), body, dimensions)
-
-
-def _of_halves(op: Operation, count: int) -> Callable[..., Any]:
     body = op.body()
     if count == 1:
-        return lambda x, y: body(x, y)[0]
-    return lambda xs, ys: tuple(body(*xs, *ys))
+        return lax.reduce(operands[0], inits[0], lambda x, y: body(x, y)[0], dimensions)
+    pairs = tuple(operands), tuple(inits)
+    return lax.reduce(*pairs, lambda xs, ys: tuple(body(*xs, *ys)), dimensions)
 
 
 def _arg_of_extreme(
-    op: Operation, operands: Sequence[Any], inits: Sequence[Any], dimensions: Sequence[int]
+    op: Operation, operands: Sequence[Any], dimensions: Sequence[int]
 ) -> Any | None:
     """Return the index of the largest or smallest element, if a reduction is JAX's for it.
 
@@ -122,31 +118,33 @@ def _arg_of_extreme(
     if indices.attributes["iota_dimension"].value != dimensions[0]:
         return None
     x, dtype = operands[0], operands[1].dtype
-    text = canonical(op.block())
+    reduction = _reduction(op.op)
     for function in (lax.argmax, lax.argmin):
-        lowered, init = _lowered_arg(function, x.dtype, dtype)
-        if text == lowered and all(isinstance(value, Splat) for value in inits):
-            if str(inits[0].scalar) == init and inits[1].scalar == 0:
-                index = function(x, dimensions[0], dtype)
-                return [lax.full(index.shape, 0, x.dtype), index]
+        if reduction == _lowered_arg(function, x.dtype, dtype):
+            index = function(x, dimensions[0], dtype)
+            return [Splat(np.zeros((), x.dtype)[()], index.shape), index]
     return None
 
 
 @cache
-def _lowered_arg(function: Any, dtype: Any, index_dtype: Any) -> tuple[str, str]:
-    """Return the region of JAX's `argmax` or `argmin`, and its initial value."""
-    struct = jax.ShapeDtypeStruct((2,), dtype)
-    texts: list[tuple[str, str]] = []
-
-    def read(reduce: Any) -> None:
-        (init,) = np.asarray(reduce.operands[2].owner.attributes["value"]).reshape(-1)[:1]
-        texts.append((canonical(reduce.regions[0].blocks[0]), str(init)))
-
-    dtypes = dtype, index_dtype
+def _lowered_arg(function: Any, dtype: Any, index_dtype: Any) -> list[str]:
+    """Return what `_reduction` does of JAX's `argmax` or `argmin`."""
+    reductions: list[list[str]] = []
     _visit_lowered(
-        lambda x: function(x, 0, index_dtype), [struct], dtypes, "stablehlo.reduce", read
+        lambda x: function(x, 0, index_dtype),
+        [jax.ShapeDtypeStruct((2,), dtype)],
+        (dtype, index_dtype),
+        "stablehlo.reduce",
+        lambda op: reductions.append(_reduction(op)),
     )
-    return texts[0] if texts else ("", "")
+    return reductions[0] if reductions else []
+
+
+def _reduction(op: Any) -> list[str]:
+    """Return the region and the initial values of a reduction as text."""
+    inits = [*op.operands][len(op.operands) // 2 :]
+    texts = [getattr(init.owner, "name", "") and init.owner.get_asm() for init in inits]
+    return [canonical(op.regions[0].blocks[0]), *(text.partition("dense")[2] for text in texts)]
 
 
 def _visit_lowered(
@@ -186,10 +184,11 @@ def _(op: Operation, *values: Any) -> Any:
     }
     if count == 1 and (named := combiner(op.block())) is not None:
         return lax.reduce_window(operands[0], inits[0], named, **window)
-    body = _of_halves(op, count)
+    body = op.body()
     if count == 1:
-        return lax.reduce_window(operands[0], inits[0], body, **window)
-    return lax.reduce_window(tuple(operands), tuple(inits), body, **window)
+        return lax.reduce_window(operands[0], inits[0], lambda x, y: body(x, y)[0], **window)
+    pairs = tuple(operands), tuple(inits)
+    return lax.reduce_window(*pairs, lambda xs, ys: tuple(body(*xs, *ys)), **window)
 
 
 @rule(stablehlo_rules, "stablehlo.select_and_scatter")
@@ -469,7 +468,7 @@ def _(op: Operation, *operands: Any) -> Any:
 
 
 @rule(stablehlo_rules, "stablehlo.custom_call")
-def _(op: Operation, *operands: Any) -> Any:
+def _custom_call(op: Operation, *operands: Any) -> Any:
     """Return the results of a call of another library, which XLA looks up when it runs."""
     target, version = op.take("call_target_name"), op.take("api_version", 1)
     if "callback" in target:
@@ -525,6 +524,117 @@ def _ffi_value(op: Operation, attribute: Any) -> Any:
         case ir.DenseElementsAttr():
             return np.asarray(attribute)
     raise op.refused(f"attribute {attribute} for the library")
+
+
+# --- LAPACK ---------------------------------------------------------------------------------------
+# jaxlib's calls of LAPACK that a primitive of `lax` with derivatives makes. LAPACK reports a failure
+# by a number; `lax` returns NaN. So the rules apply where the number is only compared with zero,
+# which is how JAX turns it into NaN.
+
+
+def _for_floats(name: str) -> list[str]:
+    return [f"@{name.format(letter)}" for letter in "sdcz"]
+
+
+def _reports_only(op: Operation, position: int, direction: str = "EQ") -> bool:
+    """Return True if a result of an operation is only compared with zero."""
+    for use in op.op.results[position].uses:
+        user = getattr(use.owner, "operation", use.owner)
+        if user.name != "stablehlo.compare" or _zero_of(user.operands[1]) != 0:
+            return False
+        if f"{direction}>" not in str(user.attributes["comparison_direction"]):
+            return False
+    return True
+
+
+def _zero_of(value: Any) -> int | None:
+    """Return the integer that a value is filled with; None if it is not constant."""
+    owner = getattr(value.owner, "operation", value.owner)
+    if getattr(owner, "name", "") == "stablehlo.broadcast_in_dim":
+        owner = getattr(owner.operands[0].owner, "operation", owner.operands[0].owner)
+    if getattr(owner, "name", "") != "stablehlo.constant":
+        return None
+    attribute = owner.attributes["value"]
+    return int(np.asarray(attribute).reshape(-1)[0]) if attribute.is_splat else None
+
+
+def _lapack(*names: str) -> Callable[[Any], Any]:
+    """Return a decorator of a rule that may return None, for calls of LAPACK by all its types."""
+
+    def add(function: Any) -> Any:
+        def apply(op: Operation, *operands: Any) -> Any:
+            config = op.op.attributes
+            options = {}
+            if "mhlo.backend_config" in config:
+                read = config["mhlo.backend_config"]
+                options = {name: chr(read[name].value) for name in attribute_names(read)
+                           if isinstance(read[name], ir.IntegerAttr) and read[name].value > 9}
+            results = function(op, options, *operands)
+            if results is None:
+                return _custom_call(op, *operands)
+            op.attributes.clear()
+            return results
+
+        for name in names:
+            rule(stablehlo_rules, *_for_floats(name))(apply)
+        return function
+
+    return add
+
+
+def _failed(element: Any) -> Any:
+    """Return LAPACK's number of a failure from an element that `lax` makes NaN then."""
+    return lax.convert_element_type(lax.ne(element, element), np.int32)
+
+
+@_lapack("lapack_{}potrf_ffi")
+def _(op: Operation, options: Any, x: Any) -> Any:
+    if options != {"uplo": "L"} or not _reports_only(op, 1):
+        return None
+    factor = lax.linalg.cholesky(x, symmetrize_input=False)
+    rank = len(x.shape)
+    rows, columns = (lax.broadcasted_iota(np.int32, x.shape, rank - i) for i in (2, 1))
+    return [lax.select_n(lax.ge(rows, columns), x, factor), _failed(factor[..., 0, 0])]
+
+
+@_lapack("lapack_{}getrf_ffi")
+def _(op: Operation, options: Any, x: Any) -> Any:
+    if not _reports_only(op, 2, "GE"):
+        return None
+    factors, pivots, _ = lax.linalg.lu(x)
+    info = op.result_types[2]
+    return [factors, lax.add(pivots, np.int32(1)), Splat(np.int32(0), info.shape)]
+
+
+@_lapack("lapack_{}trsm_ffi")
+def _(op: Operation, options: Any, a: Any, b: Any, *scale: Any) -> Any:
+    if scale or {*options} != {"side", "uplo", "trans_x", "diag"}:
+        return None
+    return lax.linalg.triangular_solve(
+        a,
+        b,
+        left_side=options["side"] == "L",
+        lower=options["uplo"] == "L",
+        transpose_a=options["trans_x"] != "N",
+        conjugate_a=options["trans_x"] == "C",
+        unit_diagonal=options["diag"] == "U",
+    )
+
+
+@_lapack("lapack_{}syevd_ffi", "lapack_{}heevd_ffi")
+def _(op: Operation, options: Any, x: Any) -> Any:
+    if not _reports_only(op, 2) or options.get("mode") != "V":
+        return None
+    vectors, values = lax.linalg.eigh(x, lower=options["uplo"] == "L", symmetrize_input=False)
+    return [vectors, values, _failed(values[..., 0])]
+
+
+@_lapack("lapack_{}gesdd_ffi")
+def _(op: Operation, options: Any, x: Any) -> Any:
+    if [*op.op.results[0].uses] or not _reports_only(op, 4) or options["mode"] == "N":
+        return None
+    u, s, vt = lax.linalg.svd(x, full_matrices=options["mode"] == "A")
+    return [x, s, u, vt, _failed(s[..., 0])]
 
 
 # --- shardings ------------------------------------------------------------------------------------

@@ -183,9 +183,7 @@ def is_file(target: str) -> bool:
     return os.path.isfile(target) or run_and_program(target) is not None
 
 
-def _stored(
-    target: str, args: str | None = None
-) -> tuple[Program, Sequence[object] | None, str]:
+def _stored(target: str, args: str | None = None) -> tuple[Program, Sequence[object] | None, str]:
     """Return a program, the arguments that its run keeps, and a note on it, or ""."""
     place, colon, name = target.rpartition(":")
     if colon and not os.path.exists(target) and is_file(place):

@@ -194,6 +194,7 @@ from jaxprtool.jaxcompat.lowering import (
     primitive_test_programs,
     rename_module,
     roofline_flops,
+    set_argument_shapes,
     source_paths_without,
     traced_jaxpr,
     traced_lowering,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-
 from typing import Any
 
 import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
-from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
 
 from jaxprtool.formats.stablehlo.reader import (
     Lazy,
@@ -26,6 +25,9 @@ from jaxprtool.formats.stablehlo.reader import (
     stablehlo_rules,
 )
 from jaxprtool.ir.rules import rule
+
+#: The bindings of the dialect, which have no types.
+stablehlo: Any = stablehlo_dialect
 
 # --- elementwise ----------------------------------------------------------------------------------
 # Operations by element. `lax` takes a scalar constant as it is, without broadcasting it.
@@ -458,7 +460,10 @@ def _(op: Operation, x: Any, y: Any) -> Any:
     if algorithm is not None:
         read = stablehlo.DotAlgorithm(algorithm)
         precision = lax.DotAlgorithm(
-            *(_dtype(op, getattr(read, f"{name}_type")) for name in ("lhs_precision", "rhs_precision")),
+            *(
+                _dtype(op, getattr(read, f"{name}_type"))
+                for name in ("lhs_precision", "rhs_precision")
+            ),
             accumulation_type=_dtype(op, read.accumulation_type),
             lhs_component_count=read.lhs_component_count,
             rhs_component_count=read.rhs_component_count,
@@ -584,5 +589,3 @@ def _(op: Operation, x: Any) -> Any:
     op.require(is_stable=True, largest=True)
     op.attributes.pop("k", None)
     return lax.top_k(x, values.shape[-1])
-
-

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -31,7 +31,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend import mlir as jax_mlir
-from jax.extend.mlir import ir
+from jax.extend.mlir import ir as mlir_ir
 from jax.extend.source_info_util import SourceInfo, user_context
 from jax.interpreters import mlir
 
@@ -50,6 +50,9 @@ from jaxprtool.ir.program import JitOptions, Program, ValueOptions
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
+
+#: MLIR's bindings, which have no types.
+ir: Any = mlir_ir
 
 # --- table ----------------------------------------------------------------------------------------
 # The open table of rules, and what its rules take.
@@ -85,7 +88,7 @@ class Lazy:
 class Splat(Lazy):
     """A constant all of whose elements are one scalar."""
 
-    def __init__(self, scalar: np.ndarray, shape: Sequence[int]) -> None:
+    def __init__(self, scalar: Any, shape: Sequence[int]) -> None:
         super().__init__(shape, self._filled)
         self.scalar = scalar
 
@@ -222,6 +225,7 @@ def read_module_program(
         return reader.program()
 
 
+@rule(expansion_rules, "call_exported")
 def exported_body(eqn: JaxprEqn) -> ClosedJaxpr:
     """Return what a `call_exported` equation computes, as a jaxpr of its operands.
 
@@ -244,9 +248,6 @@ def exported_body(eqn: JaxprEqn) -> ClosedJaxpr:
         return list(call(*(operands[i] for i in kept)))
 
     return jaxcompat.traced_like(eqn, of_operands, eqn.invars)
-
-
-rule(expansion_rules, "call_exported")(exported_body)
 
 
 #: Names that JAX gives to the module of a function under `jax.jit` and others.
@@ -284,15 +285,16 @@ class ModuleReader:
             jaxpr = self._traced(main, avals)
         name = _PREFIX.sub("", self._name(main)) or "main"
         arg_names = _distinct("arg", [_argument_name(argument) for argument in arguments])
-        results = [*main.attributes["res_attrs"]] if "res_attrs" in main.attributes else []
-        out_names = _distinct("result", [_result_name(attributes) for attributes in results])
-        if not results:
-            out_names = _distinct("result", [None] * len(jaxpr.out_avals))
+        out_avals = [*jaxpr.out_avals]
+        infos: Sequence[Any] = [{}] * len(out_avals)
+        if "res_attrs" in main.attributes:
+            infos = [*main.attributes["res_attrs"]]
+        out_names = _distinct("result", [_result_name(attributes) for attributes in infos])
         program = Program(
             name=name,
             jaxpr=jaxpr,
             in_tree=jax.tree.structure((tuple(avals), {})),
-            out_tree=jax.tree.structure([*jaxpr.out_avals][0] if len(results) == 1 else results),
+            out_tree=jax.tree.structure(out_avals[0] if len(out_avals) == 1 else tuple(out_avals)),
             arg_names=arg_names,
             out_names=out_names,
         )
@@ -327,24 +329,20 @@ class ModuleReader:
 
     def refined(self, shapes: Sequence[Sequence[int]]) -> Any:
         """Return the module for arguments of these shapes, with all sizes that follow."""
-        main = self._main()
-        arguments, types = [*self._block_of(main).arguments], []
+        arguments = [*self._block_of(self._main()).arguments]
         if len(arguments) != len(shapes):
             message = f"{self.path} takes {len(arguments)} arguments, not {len(shapes)}"
             raise ArgumentsError(message)
         for i, (argument, shape) in enumerate(zip(arguments, shapes, strict=True)):
             kind = argument.type
-            open_sizes = [kind.is_dynamic_dim(axis) for axis in range(kind.rank)]
             if len(shape) != kind.rank or any(
-                not is_open and kind.get_dim_size(axis) != shape[axis]
-                for axis, is_open in enumerate(open_sizes)
+                not kind.is_dynamic_dim(axis) and kind.get_dim_size(axis) != size
+                for axis, size in enumerate(shape)
             ):
-                raise ArgumentsError(f"{self.path}: argument {i} is {kind}, not of shape {[*shape]}")
-            types.append(ir.RankedTensorType.get([*shape], kind.element_type))
-            argument.set_type(types[-1])
-        results = ir.FunctionType(main.attributes["function_type"].value).results
-        main.attributes["function_type"] = ir.TypeAttr.get(ir.FunctionType.get(types, results))
+                message = f"{self.path}: argument {i} is {kind}, not of shape {[*shape]}"
+                raise ArgumentsError(message)
         try:
+            jaxcompat.set_argument_shapes(self.module, arguments, shapes)
             code = mlir.module_to_bytecode(self.module)
             return ir.Module.parse(jax_mlir.refine_polymorphic_shapes(code))
         except Exception as error:  # jaxlib's errors have no common class
@@ -442,14 +440,14 @@ class ModuleReader:
 
     def _evaluate(self, op: Any) -> None:
         operation = Operation(op, self)
-        rule = self._rule(operation)
-        if rule is None:
+        function = self._rule(operation)
+        if function is None:
             raise operation.refused("there is no rule for it")
         values = [self.values[operand] for operand in op.operands]
-        if rule not in _LAZY:
+        if function not in _LAZY:
             values = [forced(value) for value in values]
         try:
-            results = rule(operation, *values)
+            results = function(operation, *values)
         except JaxprToolError:
             raise
         except Exception as error:  # JAX's errors for what `lax` does not support
@@ -478,8 +476,8 @@ class ModuleReader:
         elif key == "stablehlo.composite":
             key = operation.op.attributes["name"].value
         if key not in self._rules:
-            rule = stablehlo_rules.get(key)
-            self._rules[key] = rule or stablehlo_rules.get(operation.name)
+            function = stablehlo_rules.get(key)
+            self._rules[key] = function or stablehlo_rules.get(operation.name)
         return self._rules[key]
 
     # --- types and attributes -----------------------------------------------------------------
@@ -598,7 +596,9 @@ class ModuleReader:
         self.module.operation.walk(visit)
         others = counts[_kind(op)] - 1
         more = f" ({others} more of its kind)" if others else ""
-        return UnsupportedError(f"{self.path}: {_kind(op)}{self._place(op)} cannot be read: {why}{more}")
+        return UnsupportedError(
+            f"{self.path}: {_kind(op)}{self._place(op)} cannot be read: {why}{more}"
+        )
 
     # --- locations ----------------------------------------------------------------------------
 
@@ -628,6 +628,7 @@ class ModuleReader:
 
     def _locate(self, function: Any) -> None:
         """Make the `source_info` of all operations of a function."""
+        stack: list[tuple[Any, Sequence[str] | None]]
         stack = [(function, () if _is_public(function) else None)]
         places: dict[Any, tuple[Sequence[UserFrame], str]] = {}
         while stack:
@@ -664,7 +665,6 @@ _RESOURCE = re.compile(r'dense_resource<"?([^">]+)"?>')
 
 def _dtypes() -> dict[str, Any]:
     """Return JAX's dtypes by MLIR's names of element types."""
-    from jax import dtypes
     from jax import numpy as jnp
 
     names = (
@@ -673,14 +673,9 @@ def _dtypes() -> dict[str, Any]:
         "float8_e5m2 float8_e5m2fnuz float8_e8m0fnu bfloat16 float16 float32 float64 complex64 "
         "complex128"
     )
-    known = (getattr(jnp, "bool_" if name == "bool" else name, None) for name in names.split())
-    found = {}
-    for scalar in known:
-        if scalar is not None:
-            dtype = np.dtype(scalar)
-            found[str(mlir.dtype_to_ir_type(dtype))] = dtype
-    assert dtypes is not None
-    return found
+    scalars = (getattr(jnp, "bool_" if name == "bool" else name, None) for name in names.split())
+    dtypes = [np.dtype(scalar) for scalar in scalars if scalar is not None]
+    return {str(mlir.dtype_to_ir_type(dtype)): dtype for dtype in dtypes}
 
 
 def _kind(op: Any) -> str:
@@ -694,9 +689,9 @@ def _kind(op: Any) -> str:
 def _from_bytes(data: bytes, aval: Any) -> np.ndarray:
     dtype = np.dtype(aval.dtype)
     if dtype == np.bool_ and len(data) != aval.size:  # packed to bits
-        return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[
-            : aval.size
-        ].astype(bool)
+        return np.unpackbits(np.frombuffer(data, np.uint8), bitorder="little")[: aval.size].astype(
+            bool
+        )
     array = np.frombuffer(data, dtype)
     return array[0] if len(array) == 1 and aval.size != 1 else array.reshape(aval.shape)
 
@@ -736,13 +731,11 @@ def _result_name(attributes: Any) -> str | None:
     return attributes["jax.result_info"].value if "jax.result_info" in attributes else None
 
 
-def _distinct(prefix: str, names: Iterable[str | None]) -> tuple[str, ...]:
-    listed = [*names]
-    if prefix == "result":
-        numbered = ["result"] if len(listed) == 1 else [f"result[{i}]" for i in range(len(listed))]
-    else:
-        numbered = [f"arg{i}" for i in range(len(listed))]
-    chosen = [name or number for name, number in zip(listed, numbered, strict=True)]
+def _distinct(prefix: str, names: Sequence[str | None]) -> tuple[str, ...]:
+    """Return the names of arguments or results, or numbers if names are missing or equal."""
+    form = "arg{}" if prefix == "arg" else "result" if len(names) == 1 else "result[{}]"
+    numbered = [form.format(i) for i in range(len(names))]
+    chosen = [name or number for name, number in zip(names, numbered, strict=True)]
     return tuple(chosen if len({*chosen}) == len(chosen) else numbered)
 
 

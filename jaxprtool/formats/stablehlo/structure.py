@@ -15,8 +15,8 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
-from jax.extend.mlir import ir
-from jax.extend.mlir.dialects import stablehlo
+from jax.extend.mlir.dialects import sdy as sdy_dialect
+from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxprtool.formats.stablehlo.operations import (
@@ -27,13 +27,18 @@ from jaxprtool.formats.stablehlo.operations import (
 )
 from jaxprtool.formats.stablehlo.reader import (
     Operation,
-    attribute_names,
     Splat,
+    attribute_names,
     forced,
+    ir,
     lazy,
     stablehlo_rules,
 )
 from jaxprtool.ir.rules import rule
+
+#: The bindings of the dialect, which have no types.
+stablehlo: Any = stablehlo_dialect
+sdy: Any = sdy_dialect
 
 # --- regions --------------------------------------------------------------------------------------
 # What a region computes, if it has a name.
@@ -47,7 +52,7 @@ def combiner(block: Any) -> Callable[[Any, Any], Any] | None:
     """Return the function of `lax` that a region of two arguments is; None if it is another one."""
     match _steps(block):
         case [op, end] if (
-            op.name in _COMBINERS
+            BINARY.get(op.name) in _COMMUTATIVE
             and [*end.operands] == [*op.results]
             and {*op.operands} == {*block.arguments}
         ):
@@ -55,9 +60,8 @@ def combiner(block: Any) -> Callable[[Any, Any], Any] | None:
     return None
 
 
-#: The operations that commute.
-_COMBINERS = frozenset(
-    f"stablehlo.{name}" for name in ("add", "multiply", "maximum", "minimum", "and", "or", "xor")
+_COMMUTATIVE = frozenset(
+    (lax.add, lax.mul, lax.max, lax.min, lax.bitwise_and, lax.bitwise_or, lax.bitwise_xor)
 )
 
 
@@ -216,7 +220,7 @@ def _comparison(block: Any) -> Any | None:
             op.name == "stablehlo.compare"
             and [*end.operands] == [*op.results]
             and [*op.operands] == [*block.arguments]
-            and "TOTAL" not in str(op.attributes)
+            and not _is_total(op)
         ):
             direction = str(op.attributes["comparison_direction"])
             return next((p for d, p in _EXTREMES.items() if d in direction), None)
@@ -224,6 +228,12 @@ def _comparison(block: Any) -> Any | None:
 
 
 _EXTREMES = {"GE>": primitives.ge_p, "LE>": primitives.le_p}
+
+
+def _is_total(compare: Any) -> bool:
+    """Return True if a comparison orders the two zeros, and NaN."""
+    attributes = compare.attributes
+    return "compare_type" in attributes and "TOTAL" in str(attributes["compare_type"])
 
 
 @rule(stablehlo_rules, "stablehlo.scatter")
@@ -278,7 +288,10 @@ _SCATTERS = {
 @rule(stablehlo_rules, "stablehlo.sort")
 def _(op: Operation, *operands: Any) -> Any:
     rank = len(operands[0].shape)
-    options = {"dimension": op.take("dimension", -1) % rank, "is_stable": op.take("is_stable", False)}
+    options = {
+        "dimension": op.take("dimension", -1) % rank,
+        "is_stable": op.take("is_stable", False),
+    }
     text = canonical(op.block())
     dtypes = tuple(str(x.dtype) for x in operands)
     for keys in range(1, len(operands) + 1):
@@ -320,10 +333,9 @@ def _single_key(block: Any) -> tuple[int, bool, bool] | None:
             places = [arguments.index(value) for value in op.operands if value in arguments]
             if len(places) == 2 and places[0] // 2 == places[1] // 2 and places[0] != places[1]:
                 direction = str(op.attributes["comparison_direction"])
-                is_total = "TOTAL" in str(op.attributes)
                 if "LT>" in direction or "GT>" in direction:
                     ascends = ("LT>" in direction) == (places[0] < places[1])
-                    return places[0] // 2, ascends, is_total
+                    return places[0] // 2, ascends, _is_total(op)
     return None
 
 
@@ -527,9 +539,9 @@ def _ffi_value(op: Operation, attribute: Any) -> Any:
 
 
 # --- LAPACK ---------------------------------------------------------------------------------------
-# jaxlib's calls of LAPACK that a primitive of `lax` with derivatives makes. LAPACK reports a failure
-# by a number; `lax` returns NaN. So the rules apply where the number is only compared with zero,
-# which is how JAX turns it into NaN.
+# jaxlib's calls of LAPACK that a primitive of `lax` with derivatives makes. LAPACK reports failure
+# by a number, and `lax` returns NaN. So the rules apply where the number is only compared with
+# zero, which is how JAX turns it into NaN.
 
 
 def _for_floats(name: str) -> list[str]:
@@ -567,8 +579,11 @@ def _lapack(*names: str) -> Callable[[Any], Any]:
             options = {}
             if "mhlo.backend_config" in config:
                 read = config["mhlo.backend_config"]
-                options = {name: chr(read[name].value) for name in attribute_names(read)
-                           if isinstance(read[name], ir.IntegerAttr) and read[name].value > 9}
+                options = {
+                    name: chr(read[name].value)
+                    for name in attribute_names(read)
+                    if isinstance(read[name], ir.IntegerAttr) and read[name].value > 9
+                }
             results = function(op, options, *operands)
             if results is None:
                 return _custom_call(op, *operands)
@@ -649,8 +664,6 @@ def _(op: Operation, x: Any) -> Any:
 
 def named_sharding(op: Operation, attribute: Any) -> NamedSharding | None:
     """Return a sharding of Shardy as JAX's; None on a mesh without axes."""
-    from jax.extend.mlir.dialects import sdy
-
     read = sdy.TensorShardingAttr(attribute)
     mesh = sdy.MeshAttr(op.reader.symbols[str(read.mesh_or_ref).lstrip("@")].attributes["mesh"])
     axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
@@ -666,5 +679,3 @@ def named_sharding(op: Operation, attribute: Any) -> NamedSharding | None:
         entries.append(entry or (None if part.is_closed else PartitionSpec.UNCONSTRAINED))
     abstract = AbstractMesh(tuple(axis.size for axis in axes), tuple(axis.name for axis in axes))
     return NamedSharding(abstract, PartitionSpec(*entries))
-
-

@@ -490,6 +490,8 @@ class ModuleReader:
         return aval
 
     def _parsed_type(self, kind: Any) -> jax.ShapeDtypeStruct:
+        if str(kind) == "!stablehlo.token":
+            raise UnsupportedError(f"{self.path} orders its effects by tokens, which are not read")
         if not isinstance(kind, ir.RankedTensorType):
             raise ProgramFileError(f"{self.path} has values of type {kind}, which JAX lacks")
         if not kind.has_static_shape:

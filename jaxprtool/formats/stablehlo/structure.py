@@ -7,7 +7,7 @@ general primitives. What is recovered computes the same bits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
@@ -187,12 +187,57 @@ def _(op: Operation, *values: Any) -> Any:
         "window_dilation": tuple(op.take("window_dilations", ones)),
     }
     if count == 1 and (named := combiner(op.block())) is not None:
+        running = _running(named, operands[0], inits[0], window)
+        if running is not None:
+            return running
         return lax.reduce_window(operands[0], inits[0], named, **window)
     body = op.body()
     if count == 1:
         return lax.reduce_window(operands[0], inits[0], lambda x, y: body(x, y)[0], **window)
     pairs = tuple(operands), tuple(inits)
     return lax.reduce_window(*pairs, lambda xs, ys: tuple(body(*xs, *ys)), **window)
+
+
+#: Reductions of all elements up to each one, if the initial value is the one of the second column.
+_RUNNING = {
+    lax.add: (lax.cumsum, 0),
+    lax.mul: (lax.cumprod, 1),
+}
+
+
+def _running(named: Any, x: Any, init: Any, window: Mapping[str, Any]) -> Any | None:
+    """Return a sum or product up to each element, if JAX lowers it to such windows; else None."""
+    sizes = [axis for axis, size in enumerate(window["window_dimensions"]) if size != 1]
+    if named not in _RUNNING or len(sizes) != 1 or not isinstance(init, np.generic):
+        return None
+    (axis,) = sizes
+    function, identity = _RUNNING[named]
+    size = x.shape[axis]
+    low, high = window["padding"][axis]
+    plain = all(
+        step == 1
+        for name in ("window_strides", "base_dilation", "window_dilation")
+        for step in window[name]
+    )
+    others = [pad for i, pad in enumerate(window["padding"]) if i != axis]
+    if not plain or window["window_dimensions"][axis] != size or any(map(any, others)):
+        return None
+    if {low, high} != {0, size - 1} or init != identity:
+        return None
+    if not _lowered_to_windows(function, x.shape, axis, x.dtype):
+        return None
+    return function(x, axis, reverse=low == 0)
+
+
+@cache
+def _lowered_to_windows(function: Any, shape: Sequence[int], axis: int, dtype: Any) -> bool:
+    """Return True if JAX lowers a sum or product up to each element to a `reduce_window`."""
+    windows: list[Any] = []
+    struct = jax.ShapeDtypeStruct(shape, dtype)
+    _visit_lowered(
+        lambda x: function(x, axis), [struct], [dtype], "stablehlo.reduce_window", windows.append
+    )
+    return len(windows) == 1
 
 
 @rule(stablehlo_rules, "stablehlo.select_and_scatter")
@@ -609,7 +654,8 @@ def _(op: Operation, options: Any, x: Any) -> Any:
     factor = lax.linalg.cholesky(x, symmetrize_input=False)
     rank = len(x.shape)
     rows, columns = (lax.broadcasted_iota(np.int32, x.shape, rank - i) for i in (2, 1))
-    return [lax.select_n(lax.ge(rows, columns), x, factor), _failed(factor[..., 0, 0])]
+    others = lax.stop_gradient(x)  # LAPACK leaves the other triangle as it is
+    return [lax.select_n(lax.ge(rows, columns), others, factor), _failed(factor[..., 0, 0])]
 
 
 @_lapack("lapack_{}getrf_ffi")
@@ -646,8 +692,15 @@ def _(op: Operation, options: Any, x: Any) -> Any:
 
 @_lapack("lapack_{}gesdd_ffi")
 def _(op: Operation, options: Any, x: Any) -> Any:
-    if [*op.op.results[0].uses] or not _reports_only(op, 4) or options["mode"] == "N":
+    unused = [not [*result.uses] for result in op.op.results]
+    if not unused[0] or not _reports_only(op, 4):
         return None
+    if options["mode"] == "N":
+        if not (unused[2] and unused[3]):
+            return None
+        s = lax.linalg.svd(x, compute_uv=False)
+        left, right = (Splat(np.zeros((), x.dtype)[()], op.result_types[i].shape) for i in (2, 3))
+        return [x, s, left, right, _failed(s[..., 0])]
     u, s, vt = lax.linalg.svd(x, full_matrices=options["mode"] == "A")
     return [x, s, u, vt, _failed(s[..., 0])]
 

@@ -16,6 +16,7 @@ from jaxprtool.formats.lowering import exported, read_exported
 from jaxprtool.formats.stablehlo import is_module, read_module_program, stablehlo_rules
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import top_jaxpr, type_check
+from jaxprtool.ir.regions import view
 from jaxprtool.jaxcompat import name_stack, user_frame
 
 
@@ -76,6 +77,27 @@ def test_loops_with_a_counter_are_scans_and_others_while_loops():
     total = jax.grad(lambda x: program(x)[0].sum())
     expected = jax.grad(lambda x: fun(x)[0][0].sum())
     np.testing.assert_allclose(total(X), expected(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rows_that_a_loop_reads_and_writes_are_sliced_and_stacked(reverse):
+    def fun(x):
+        return lax.scan(lambda c, row: (c * row, c + row), x[0], x, reverse=reverse)
+
+    (scan,) = [eqn for eqn in top_jaxpr(prove(fun, X)).eqns if eqn.primitive.name == "scan"]
+    found = view(scan)
+    lengths = [len(part) for part in (found.consts, found.carry, found.xs, found.ys)]
+    assert lengths == [0, 1, 1, 1] and found.reverse == reverse
+
+
+def test_rows_of_another_order_stay_indexed():
+    def fun(x):
+        def body(i, c):
+            return c.at[i].set(c[2 - i] + i), x[i] * x[i - 1]
+
+        return lax.fori_loop(0, 3, lambda i, c: body(i, c[0]), (x, x[0]))
+
+    prove(fun, X)
 
 
 def test_branches_clamp_their_index_once():

@@ -273,6 +273,7 @@ class ModuleReader:
         self._attributes: dict[Any, Any] = {}
         self.dtypes = _dtypes()
         self._rules: dict[str, StableHloRule | None] = {}
+        self._skipped: set[Any] = set()
 
     # --- program ------------------------------------------------------------------------------
 
@@ -418,15 +419,21 @@ class ModuleReader:
             raise ProgramFileError(f"{self.path}: the function '{name}' {what}")
         return blocks[0]
 
+    def block_named(self, function: str) -> Any:
+        """Return the block of a function."""
+        return self._block_of(self.functions[function])
+
     def run(self, block: Any, parent: Any, *args: Any) -> list[Any]:
         """Return the results of a block for these arguments."""
-        values = self.values
+        values, skipped = self.values, self._skipped
         values.update(zip(block.arguments, args, strict=True))
         for view in block.operations:
             op = view.operation
             name = op.name
             if name in _TERMINATORS:
-                return [forced(values[operand]) for operand in op.operands]
+                return [forced(values.get(operand)) for operand in op.operands]
+            if skipped and op.results and op.results[0] in skipped:
+                continue
             if name == "stablehlo.constant":
                 values[op.results[0]] = self.constant(op)
                 continue
@@ -437,6 +444,15 @@ class ModuleReader:
                 with user_context(source.traceback, name_stack=source.name_stack):
                     self._evaluate(op)
         raise ProgramFileError(f"{self.path}: a block of {parent.name} has no terminator")
+
+    @contextmanager
+    def skipping(self, results: set[Any]) -> Iterator[None]:
+        """Leave out the operations of these results, whose values are known or not needed."""
+        outer, self._skipped = self._skipped, results
+        try:
+            yield
+        finally:
+            self._skipped = outer
 
     def _evaluate(self, op: Any) -> None:
         operation = Operation(op, self)

@@ -427,27 +427,223 @@ def _(op: Operation, *inits: Any) -> Any:
     values = tuple(forced(value) for value in inits)
     if trips is None:
         return lax.while_loop(lambda xs: cond(*xs)[0], lambda xs: tuple(body(*xs)), values)
-    block = op.block(1)
-    ends = _steps(block)[-1].operands
-    changes = [end != argument for end, argument in zip(ends, block.arguments, strict=True)]
+    return _Counted(op, inits, trips).scan(values)
 
-    def step(carry: Sequence[Any], _: None) -> tuple[list[Any], None]:
-        left = iter(carry)
-        args = [next(left) if flag else x for flag, x in zip(changes, values, strict=True)]
-        results = body(*args)
-        return [x for x, flag in zip(results, changes, strict=True) if flag], None
 
-    carried = [x for x, flag in zip(values, changes, strict=True) if flag]
-    results, _ = lax.scan(step, carried, None, length=trips)
-    left = iter(results)
-    return [next(left) if flag else x for flag, x in zip(changes, values, strict=True)]
+class _Counted:
+    """A loop with a counter, whose body may read or write a row of an array in each iteration.
+
+    `lax.scan` slices and stacks such arrays itself. Other arrays that the body does not change are
+    closed over.
+
+    Attributes:
+        reads: The results that are rows of an argument of the body, each with its position.
+        writes: The results that have a row of an argument replaced, each with its position, and
+            the row.
+        reverse: Whether the rows are those of decreasing indices.
+        counter: The position of the counter.
+    """
+
+    def __init__(self, op: Operation, inits: Sequence[Any], trips: int) -> None:
+        self.op = op
+        self.trips = trips
+        self.block = op.block(1)
+        self.steps = _steps(self.block)
+        self.arguments = [*self.block.arguments]
+        self.ends = [*self.steps[-1].operands]
+        test = _compare_of(op.block(0))
+        self.counter = [*op.block(0).arguments].index(test.operands[0])
+        self.reverse = False
+        self.reads: dict[Any, int] = {}
+        self.writes: dict[Any, tuple[int, Any]] = {}
+        start = inits[self.counter].scalar
+        for reverse in (False, True) if trips and start == 0 else ():
+            if not (self.reads or self.writes):
+                self.reverse = reverse
+                self._find_rows()
+        self.reverse = self.reverse and bool(self.reads or self.writes)
+        self.skipped = self._without_rows()
+
+    def scan(self, inits: Sequence[Any]) -> list[Any]:
+        reader, arguments = self.op.reader, self.arguments
+        written = {position for position, _ in self.writes.values()}
+        counted = self._is_needed(arguments[self.counter])
+        carried = [
+            i
+            for i, (end, argument) in enumerate(zip(self.ends, arguments, strict=True))
+            if end != argument and i not in written and (counted or i != self.counter)
+        ]
+        sliced = [*dict.fromkeys(self.reads.values())]
+
+        def step(carry: Sequence[Any], rows: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+            args = [*inits]
+            for i, value in zip(carried, carry, strict=True):
+                args[i] = value
+            by_position = dict(zip(sliced, rows, strict=True))
+            for result, position in self.reads.items():
+                shape = reader.type_of(result.type).shape
+                row = by_position[position]
+                reader.values[result] = row if row.shape == shape else lax.reshape(row, shape)
+            reader.values.update(dict.fromkeys(self.writes))
+            with reader.skipping(self.skipped):
+                results = reader.run(self.block, self.op.op, *args)
+            stacked = [
+                lax.reshape(forced(reader.values[row]), inits[position].shape[1:])
+                for position, row in self.writes.values()
+            ]
+            return [results[i] for i in carried], stacked
+
+        start = [inits[i] for i in carried]
+        rows = [inits[i] for i in sliced]
+        last, stacked = lax.scan(step, start, rows, self.trips, reverse=self.reverse)
+        results = [*inits]
+        for i, value in zip(carried, last, strict=True):
+            results[i] = value
+        for (position, _), value in zip(self.writes.values(), stacked, strict=True):
+            results[position] = value
+        if not counted:
+            results[self.counter] = np.array(self.trips, inits[self.counter].dtype)[()]
+        return results
+
+    # --- rows -----------------------------------------------------------------------------------
+
+    def _find_rows(self) -> None:
+        for step in self.steps[:-1]:
+            for position, argument in enumerate(self.arguments):
+                if [*step.operands][:1] != [argument] or len(step.results) != 1:
+                    continue
+                shape = self.op.reader.type_of(argument.type).shape
+                if shape[:1] != (self.trips,):
+                    continue
+                result = step.results[0]
+                if self.ends[position] == argument:
+                    if self._is_row(_row_read(step, self.op.reader), shape):
+                        self.reads[result] = position
+                elif self.ends[position] == result and _uses(argument) == _uses(result) == 1:
+                    access = _row_write(step, self.op.reader)
+                    if self._is_row(access, shape):
+                        self.writes[result] = position, step.operands[1]
+
+    def _is_row(self, access: tuple[Any, Sequence[int]] | None, shape: Sequence[int]) -> bool:
+        if access is None or [*access[1]] != [1, *shape[1:]]:
+            return False
+        wanted = (-1, self.trips - 1) if self.reverse else (1, 0)
+        return self._affine(access[0]) == wanted
+
+    def _affine(self, value: Any) -> tuple[int, int] | None:
+        """Return the factor and the summand by which an index follows from the counter."""
+        if value == self.arguments[self.counter]:
+            return 1, 0
+        if (constant := _constant(self.op.reader, value)) is not None:
+            return 0, constant
+        owner = getattr(value.owner, "operation", value.owner)
+        sign = {"stablehlo.add": 1, "stablehlo.subtract": -1}.get(getattr(owner, "name", ""))
+        if sign is None:
+            return None
+        x, y = map(self._affine, owner.operands)
+        return None if x is None or y is None else (x[0] + sign * y[0], x[1] + sign * y[1])
+
+    def _without_rows(self) -> set[Any]:
+        """Return results that need not be computed: rows, and indices that only they need."""
+        skipped = {*self.reads, *self.writes}
+        counter = self.arguments[self.counter]
+        if skipped:  # rows are those of a counter from zero, whose last value is known
+            skipped.add(self.ends[self.counter])
+        rows = {row for _, row in self.writes.values()}
+        for step in reversed(self.steps[:-1]):
+            if step.name in _OF_INDICES and step.results[0] not in rows:
+                users = [getattr(use.owner, "operation", use.owner) for use in step.results[0].uses]
+                if all(user.results and user.results[0] in skipped for user in users):
+                    skipped.add(step.results[0])
+        if self._is_needed(counter, skipped):
+            skipped.discard(self.ends[self.counter])
+        return skipped
+
+    def _is_needed(self, counter: Any, skipped: set[Any] | None = None) -> bool:
+        """Return True if the body reads the counter other than to count, and to index rows."""
+        skipped = self.skipped if skipped is None else skipped
+        users = [getattr(use.owner, "operation", use.owner) for use in counter.uses]
+        return not all(user.results and user.results[0] in skipped for user in users)
+
+
+_OF_INDICES = ("stablehlo.add", "stablehlo.subtract", "stablehlo.constant")
+
+
+def _uses(value: Any) -> int:
+    return sum(1 for _ in value.uses)
+
+
+def _row_read(op: Any, reader: Any) -> tuple[Any, Sequence[int]] | None:
+    """Return the index of the first axis and the sizes of a slice; None for another operation.
+
+    JAX calls a function for it, which slices and drops the axis.
+    """
+    if op.name == "func.call":
+        inner, arguments, end = _only_access(op, reader, "stablehlo.dynamic_slice")
+        access = None if inner is None else _row_read(inner, reader)
+        if (
+            access is None
+            or [*inner.operands][:2] != arguments
+            or _unshaped(end) != inner.results[0]
+        ):
+            return None
+        return op.operands[1], access[1]
+    if op.name != "stablehlo.dynamic_slice" or not _are_zeros([*op.operands][2:], reader):
+        return None
+    return op.operands[1], [*op.attributes["slice_sizes"]]
+
+
+def _row_write(op: Any, reader: Any) -> tuple[Any, Sequence[int]] | None:
+    """Return the index of the first axis and the sizes of an update; None for another operation."""
+    if op.name == "func.call":
+        inner, arguments, end = _only_access(op, reader, "stablehlo.dynamic_update_slice")
+        access = None if inner is None else _row_write(inner, reader)
+        if access is None or end != inner.results[0]:
+            return None
+        x, update, index = [*inner.operands][:3]
+        return (op.operands[2], access[1]) if [x, _unshaped(update), index] == arguments else None
+    name = "stablehlo.dynamic_update_slice"
+    if op.name != name or not _are_zeros([*op.operands][3:], reader):
+        return None
+    return op.operands[2], reader.type_of(op.operands[1].type).shape
+
+
+def _are_zeros(indices: Sequence[Any], reader: Any) -> bool:
+    return all(_constant(reader, index) == 0 for index in indices)
+
+
+def _only_access(call: Any, reader: Any, name: str) -> tuple[Any, list[Any], Any]:
+    """Return the only operation of a name in a called function, its arguments, and its result.
+
+    The operation is None if there is none, or if the function does more than to add or drop axes.
+    """
+    block = reader.block_named(call.attributes["callee"].value)
+    *steps, end = _steps(block)
+    steps = [step for step in steps if step.name != "stablehlo.constant"]
+    accesses = [step for step in steps if step.name == name]
+    is_only = len(accesses) == 1 and len(steps) <= 2 and len(end.operands) == 1
+    return accesses[0] if is_only else None, [*block.arguments], [*end.operands][:1][0]
+
+
+def _unshaped(value: Any) -> Any:
+    """Return the operand of a reshape, or of a broadcast that only adds axes of size 1."""
+    owner = getattr(value.owner, "operation", value.owner)
+    name = getattr(owner, "name", "")
+    if name == "stablehlo.reshape":
+        return owner.operands[0]
+    if name == "stablehlo.broadcast_in_dim":
+        (operand,) = owner.operands
+        rank = operand.type.rank
+        dims = [*owner.attributes["broadcast_dimensions"]]
+        if value.type.shape == [1, *operand.type.shape] and dims == [*range(1, rank + 1)]:
+            return operand
+    return value
 
 
 def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
     """Return how often a loop runs whose counter goes up to a constant; None for another loop."""
-    reader = op.reader
-    test, *rest = [step for step in _steps(op.block(0)) if step.name != "stablehlo.constant"]
-    if test.name != "stablehlo.compare" or len(rest) != 1 or rest[0].operands[0] != test.results[0]:
+    reader, test = op.reader, _compare_of(op.block(0))
+    if test is None:
         return None
     arguments = [*op.block(0).arguments]
     counter, limit = test.operands
@@ -472,6 +668,14 @@ def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
     trips = max(0, -((first - stop) // add))
     fits = first + trips * add <= np.iinfo(start.scalar.dtype).max
     return trips if fits else None
+
+
+def _compare_of(block: Any) -> Any | None:
+    """Return the comparison that a region consists of; None for another region."""
+    match [step for step in _steps(block) if step.name != "stablehlo.constant"]:
+        case [test, end] if test.name == "stablehlo.compare":
+            return test if end.operands[0] == test.results[0] else None
+    return None
 
 
 def _constant(reader: Any, value: Any) -> int | None:

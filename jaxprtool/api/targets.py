@@ -2,7 +2,7 @@
 
     package.module:function, path/file.py:function    a function, with arguments for it
     path/file.jaxpr, -                                a program from a file, or from stdin
-    path/file                                         an artifact of `jax.export`
+    path/file                                         an artifact of `jax.export`, or StableHLO
     run/step, run/step@2                              a program of a run that `record` recorded
     run/step:loss, path/file.jaxpr:loss#2             a function inside such a program
 
@@ -123,7 +123,7 @@ def find_entry(
             f"{_shown(target)} is a program, so --factory and static arguments do not apply",
             _FUNCTION,
         )
-    program, kept, note = _stored(target)
+    program, kept, note = _stored(target, args)
     if not jax.config.jax_enable_x64 and has_64_bit_types(program.jaxpr):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
@@ -195,17 +195,17 @@ def is_file(target: str) -> bool:
     return os.path.isfile(target) or run_and_program(target) is not None
 
 
-def _stored(target: str) -> tuple[Program, Sequence[object] | None, str]:
+def _stored(target: str, args: str | None = None) -> tuple[Program, Sequence[object] | None, str]:
     """Return a program, the arguments that its run keeps, and a note on it, or ""."""
     place, colon, name = target.rpartition(":")
     if colon and not os.path.exists(target) and is_file(place):
         from jaxprtool.loading.inner_functions import inner_function
 
-        program, note = inner_function(_stored(place)[0], name)
+        program, note = inner_function(_stored(place, args)[0], name)
         return program, None, note
     recorded = run_and_program(target)
     if recorded is None:
-        return _program(target, _data(target)), None, ""
+        return _program(target, _data(target), args), None, ""
     from jaxprtool.recording.read import replayed
 
     return *replayed(*recorded), ""
@@ -228,19 +228,25 @@ def _data(target: str) -> bytes:
         ) from None
 
 
-def _program(target: str, data: bytes) -> Program:
+def _program(target: str, data: bytes, args: str | None) -> Program:
     # Most targets are functions; import the readers only for a file.
     from jaxprtool.formats.jaxpr.read import is_program, parse_program, read
     from jaxprtool.formats.lowering import is_exported, read_exported
+    from jaxprtool.formats.stablehlo import is_module, read_module_program
 
     if target.endswith(NOTEBOOK):
         raise TargetError(f"{_shown(target)} is a notebook, not a program", NOTEBOOK_HINT)
     if is_exported(data):
         return read_exported(data, _shown(target))
+    if is_module(data):
+        shapes = None
+        if args is not None:  # a module may leave sizes open
+            shapes = [jax.numpy.shape(leaf) for leaf in jax.tree.leaves(argspec.read_args(args))]
+        return read_module_program(data, "<stdin>" if target == STDIN else target, shapes)
     if not is_program(data) and not target.endswith(".jaxpr"):
         raise TargetError(
-            f"{_shown(target)} is neither a program that jaxprtool wrote nor an artifact of "
-            "jax.export",
+            f"{_shown(target)} is neither a program that jaxprtool wrote nor StableHLO nor an "
+            "artifact of jax.export",
             _FUNCTION,
         )
     if target == STDIN:

@@ -225,6 +225,7 @@ _TABLES = {
     "python": ("jaxprtool.formats.python.emit", "python_rules"),
     "ragged": ("jaxprtool.passes.mapping.ragged", "ragged_rules"),
     "ragged_bodies": ("jaxprtool.passes.mapping.ragged", "structured_ragged_rules"),
+    "stablehlo": ("jaxprtool.formats.stablehlo", "stablehlo_rules"),
     "unzip": ("jaxprtool.passes.unzip", "unzip_rules"),
     "view": ("jaxprtool.ir.regions", "views"),
 }

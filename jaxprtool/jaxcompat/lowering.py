@@ -17,7 +17,7 @@ import numpy as np
 from jax._src import config, effects
 from jax._src.interpreters import mlir as jax_lowering
 from jax._src.lib import _jax, hlo
-from jax._src.lib.mlir import ir
+from jax._src.lib.mlir import ir, passmanager
 from jax._src.lib.mlir.dialects import hlo as stablehlo
 from jax.experimental.layout import Format
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Primitive
@@ -173,6 +173,20 @@ def portable_artifact(module: ir.Module) -> bytes:
     requirement = stablehlo.StablehloCompatibilityRequirement.WEEK_4
     version = stablehlo.get_version_from_compatibility_requirement(requirement)
     return _jax.mlir.serialize_portable_artifact(module, version, True)
+
+
+def set_argument_shapes(
+    module: ir.Module, arguments: Sequence[Any], shapes: Sequence[Sequence[int]]
+) -> None:
+    """Give the arguments of the function `main` these shapes; the sizes in it stay open."""
+    kinds = [
+        "tensor<" + "".join(f"{size}x" for size in shape) + f"{argument.type.element_type}>"
+        for argument, shape in zip(arguments, shapes, strict=True)
+    ]
+    stablehlo.register_stablehlo_passes()
+    steps = f"stablehlo-refine-arguments{{types={','.join(kinds)}}}"
+    with module.context:
+        passmanager.PassManager.parse(f"builtin.module({steps})").run(module.operation)
 
 
 def rename_module(module: ir.Module, name: str) -> None:

@@ -29,7 +29,9 @@ register_exclusion(_PACKAGE)
 
 #: Our packages that trace functions. Older frames than theirs do not belong to the traced function,
 #: but to its caller: a script, the command line, a test runner.
-_TRACING = tuple(os.path.join(_PACKAGE, room, "") for room in ("cli", "loading", "passes"))
+_TRACING = tuple(
+    os.path.join(_PACKAGE, room, "") for room in ("cli", "formats", "loading", "passes")
+)
 
 #: The name of a folder of installed packages.
 PACKAGES = "site-packages"

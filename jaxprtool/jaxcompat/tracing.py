@@ -182,7 +182,12 @@ def bind_jit(
     takes a fifth of the time of `jax.jit`, which handles signatures, caches and options.
     """
     closed, lifted = trace_lifted(fun, debug, args)
-    return jit_p.bind(*lifted, *args, **_jit_params(closed, name))
+    return call_jit(closed, name, [*lifted, *args])
+
+
+def call_jit(closed: ClosedJaxpr, name: str, args: Sequence[Any]) -> list[Any]:
+    """Return the results of a closed jaxpr, called by a jit equation of this name."""
+    return jit_p.bind(*args, **_jit_params(closed, name))
 
 
 def inlined_call_params(eqn: JaxprEqn) -> Params:

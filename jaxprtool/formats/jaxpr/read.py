@@ -46,7 +46,9 @@ _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
 
 def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
-    """Return the Program in a `.jaxpr` file; large constants are in an `.npz` file next to it.
+    """Return the Program in a `.jaxpr` file, or in a StableHLO module, in text or bytecode.
+
+    Large constants of a `.jaxpr` file are in an `.npz` file next to it.
 
     Args:
         path: The file.
@@ -56,9 +58,15 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
     Raises:
         ProgramFileError: If the file does not exist, is malformed, or has ill-typed equations; the
             message has the place.
+        UnsupportedError: If a module has an operation that cannot be read.
     """
     name = os.fsdecode(path)
     data, version = _contents(name)
+    if not is_program(data):
+        from jaxprtool.formats.stablehlo import is_module, read_module_program
+
+        if is_module(data):
+            return read_module_program(data, name)
     while True:
         try:
             return parse_program(data, name, Path(name), sources)

@@ -36,6 +36,7 @@ from typing import ClassVar
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
 from jaxprtool.ir.equations import Contains, bodies, is_flat
+from jaxprtool.ir.expansions import expansion_rules
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import called_body, view
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
@@ -126,6 +127,36 @@ class Inline(Pass):
             return rule
 
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True, flat=False))
+
+
+@dataclass(frozen=True)
+class InlineExported(Pass):
+    """Replace calls of `jax.export` artifacts by the equations of their modules.
+
+    The equations are read from the StableHLO of the artifact, with the lines and name scopes of the
+    function that was exported. Other passes, `cost` and `grad` then see them.
+
+    Raises:
+        UnsupportedError: If an artifact is for several platforms, or cannot be read.
+
+    Example:
+        $ jaxprtool opt model.exported -p "inline_exported, grad"
+    """
+
+    name: ClassVar[str] = "inline_exported"
+    group: ClassVar[str] = "clean up"
+
+    def __call__(self, program: Program) -> Program:
+        def visitor(writer: Writer) -> RewriteRule:
+            def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+                if eqn.primitive.name != "call_exported":
+                    return None
+                read = expansion_rules.get("call_exported")
+                return writer.splice(read(eqn), eqn.invars, eqn)
+
+            return rule
+
+        return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
 
 
 def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:

@@ -1,0 +1,343 @@
+"""StableHLO modules as programs: what JAX lowers is read, and computes the same bits."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxprtool
+from jaxprtool.errors import ArgumentsError, ProgramFileError, UnsupportedError
+from jaxprtool.extend import rule
+from jaxprtool.formats import lowering
+from jaxprtool.formats.lowering import exported, read_exported
+from jaxprtool.formats.stablehlo import is_module, read_module_program, stablehlo_rules
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import top_jaxpr, type_check
+from jaxprtool.ir.regions import view
+from jaxprtool.jaxcompat import name_stack, user_frame
+
+
+def text_of(fun, *args, locations=False):
+    module = jax.jit(fun).lower(*args).compiler_ir("stablehlo")
+    return module.operation.get_asm(enable_debug_info=locations)
+
+
+def read(fun, *args, locations=False):
+    return read_module_program(text_of(fun, *args, locations=locations).encode(), "m.mlir")
+
+
+def names(program):
+    return [eqn.primitive.name for eqn in equations(top_jaxpr(program))]
+
+
+def prove(fun, *args):
+    """Read the lowering of a function, and compare the bits of its results."""
+    program = read(fun, *args)
+    type_check(program)
+    wanted, results = jax.jit(fun)(*args), jax.jit(program.flat_function())(*jax.tree.leaves(args))
+    for x, y in zip(jax.tree.leaves(wanted), results, strict=True):
+        assert x.dtype == y.dtype and np.asarray(x).tobytes() == np.asarray(y).tobytes()
+    return program
+
+
+X = jnp.arange(12.0).reshape(3, 4) / 7
+
+
+def module(body, arguments="%x: tensor<3xf32>", result="tensor<3xf32>"):
+    return f"func.func @main({arguments}) -> {result} {{\n{body}\n}}".encode()
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+
+def test_regions_that_lax_names_are_recovered():
+    def fun(x):
+        largest = lax.reduce_window(x, -jnp.inf, lax.max, (2, 2), (1, 1), "VALID")
+        parts = x.at[jnp.array([0, 2])].add(1.0), jnp.sort(x, 0), lax.top_k(x, 2)
+        return x.sum(), x.max(0), (x > 1).any(), jnp.argmax(x, 1), largest, parts
+
+    program = prove(fun, X)
+    wanted = "reduce_sum reduce_max reduce_or argmax reduce_window_max scatter-add sort top_k"
+    assert {*wanted.split()} <= {*names(program)}
+
+
+def test_loops_with_a_counter_are_scans_and_others_while_loops():
+    def fun(x):
+        def body(carry, row):
+            return carry * row, carry + row
+
+        scanned = lax.scan(body, x[0], x)
+        return scanned, lax.while_loop(lambda y: y.sum() < 9, lambda y: y * 2 + 1, x[0])
+
+    program = prove(fun, X)
+    assert [name for name in names(program) if name in ("scan", "while")] == ["scan", "while"]
+    total = jax.grad(lambda x: program(x)[0].sum())
+    expected = jax.grad(lambda x: fun(x)[0][0].sum())
+    np.testing.assert_allclose(total(X), expected(X), rtol=1e-6)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_rows_that_a_loop_reads_and_writes_are_sliced_and_stacked(reverse):
+    def fun(x):
+        return lax.scan(lambda c, row: (c * row, c + row), x[0], x, reverse=reverse)
+
+    (scan,) = [eqn for eqn in top_jaxpr(prove(fun, X)).eqns if eqn.primitive.name == "scan"]
+    found = view(scan)
+    lengths = [len(part) for part in (found.consts, found.carry, found.xs, found.ys)]
+    assert lengths == [0, 1, 1, 1] and found.reverse == reverse
+
+
+def test_rows_of_another_order_stay_indexed():
+    def fun(x):
+        def body(i, c):
+            return c.at[i].set(c[2 - i] + i), x[i] * x[i - 1]
+
+        return lax.fori_loop(0, 3, lambda i, c: body(i, c[0]), (x, x[0]))
+
+    prove(fun, X)
+
+
+def test_branches_clamp_their_index_once():
+    def fun(i, x):
+        return lax.switch(i, [jnp.sin, jnp.cos, jnp.tan], x), lax.cond(i > 0, jnp.exp, jnp.log, x)
+
+    program = prove(fun, jnp.int32(1), X)
+    assert names(program).count("clamp") == 1 and names(program).count("cond") == 2
+
+
+def test_an_index_without_a_branch_takes_the_last_one():
+    text = b"""
+    func.func @main(%i: tensor<i32>) -> tensor<f32> {
+      %r = "stablehlo.case"(%i) ({
+        %a = stablehlo.constant dense<1.0> : tensor<f32>
+        stablehlo.return %a : tensor<f32>
+      }, {
+        %b = stablehlo.constant dense<2.0> : tensor<f32>
+        stablehlo.return %b : tensor<f32>
+      }) : (tensor<i32>) -> tensor<f32>
+      return %r : tensor<f32>
+    }"""
+    program = read_module_program(text)
+    assert [float(program(jnp.int32(i))) for i in (-1, 0, 1, 2)] == [2, 1, 2, 2]
+
+
+def test_functions_are_named_calls_that_share_their_body():
+    @jax.jit
+    def layer(x):
+        return jnp.tanh(x) * 2
+
+    program = prove(lambda x: layer(layer(x)), X)
+    calls = [eqn for eqn in top_jaxpr(program).eqns if eqn.primitive.name == "jit"]
+    assert [call.params["name"] for call in calls] == ["layer", "layer"]
+    assert calls[0].params["jaxpr"] is calls[1].params["jaxpr"]
+
+
+def test_random_numbers_need_no_64_bit_types():
+    program = read(lambda key: jax.random.normal(key, (3, 2)), jax.random.key(0))
+    assert not jaxprtool.ir.equations.has_64_bit_types(program.jaxpr)
+    (data,) = (program(jax.random.key_data(jax.random.key(0))),)
+    expected = jax.jit(lambda: jax.random.normal(jax.random.key(0), (3, 2)))()
+    assert np.asarray(data).tobytes() == np.asarray(expected).tobytes()
+
+
+@pytest.mark.parametrize("name", ["cholesky", "inv", "eigvalsh"])
+def test_calls_of_lapack_have_derivatives(name):
+    x = jnp.eye(3) * 3 + 0.5
+    fun = getattr(jnp.linalg, name)
+    program = prove(fun, x)
+    assert "ffi_call" not in names(program)
+    gradients = (jax.grad(lambda x, f=f: jnp.sin(f(x)).sum())(x) for f in (fun, program))
+    np.testing.assert_allclose(*gradients, atol=1e-6)
+
+
+def test_constants_of_all_types():
+    def fun(x):
+        values = jnp.array([1.5, -2, 0.1]), jnp.array([1, 2, 3], "bfloat16"), jnp.array([1j, 2, 3])
+        large = jnp.linspace(0, 1, 200), jnp.linspace(0, 1, 200).astype("bfloat16")
+        small = jnp.array([1, -2, 3], "int4"), jnp.array([True, False]), jnp.zeros((0, 3))
+        return x, values, large, small, jnp.full((2, 2), 1 + 2j), jnp.inf, jnp.array([jnp.nan])
+
+    prove(fun, X)
+
+
+# --- names and lines ------------------------------------------------------------------------------
+
+
+def test_names_donation_scopes_and_lines_survive():
+    def step(params, x):
+        with jax.named_scope("layer"):
+            y = jnp.tanh(x @ params["w"])
+        return {"loss": y.sum()}
+
+    text = (
+        jax.jit(step, donate_argnums=1)
+        .lower({"w": X.T}, X)
+        .compiler_ir("stablehlo")
+        .operation.get_asm(enable_debug_info=True)
+    )
+    program = read_module_program(text.encode())
+    assert (program.name, program.arg_names) == ("step", ("params['w']", "x"))
+    assert program.out_names == ("result['loss']",)
+    tanh = next(eqn for eqn in top_jaxpr(program).eqns if eqn.primitive.name == "tanh")
+    assert name_stack(tanh) == "layer"
+    assert user_frame(tanh).file == __file__ and user_frame(tanh).function.endswith("step")
+    assert all(user_frame(eqn) for eqn in equations(top_jaxpr(program)))
+
+
+def test_donated_arguments_are_donated():
+    text = module("return %x : tensor<3xf32>", "%x: tensor<3xf32> {tf.aliasing_output = 0 : i32}")
+    assert read_module_program(text).jit_keywords["donate_argnums"] == (0,)
+
+
+def test_without_locations_lines_are_those_of_the_module():
+    program = read_module_program(
+        module("%y = stablehlo.sine %x : tensor<3xf32>\nreturn %y : tensor<3xf32>"), "a.mlir"
+    )
+    frame = user_frame(top_jaxpr(program).eqns[0])
+    assert (frame.file, frame.line) == ("a.mlir", 2)
+
+
+# --- other modules --------------------------------------------------------------------------------
+
+
+def test_sorts_by_one_operand_in_any_direction():
+    def sort(direction, kind, keys):
+        return f"""
+        %r:2 = "stablehlo.sort"(%x, %y) <{{dimension = 0 : i64, is_stable = true}}> ({{
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<f32>, %d: tensor<f32>):
+          %p = stablehlo.compare {direction}, {keys}, {kind} :
+            (tensor<f32>, tensor<f32>) -> tensor<i1>
+          stablehlo.return %p : tensor<i1>
+        }}) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+        return %r#0, %r#1 : tensor<4xf32>, tensor<4xf32>"""
+
+    arguments = "%x: tensor<4xf32>, %y: tensor<4xf32>"
+    result = "(tensor<4xf32>, tensor<4xf32>)"
+    x, y = jnp.array([2.0, -0.0, 3.0, 0.0]), jnp.array([0.0, 1.0, 2.0, 3.0])
+    for direction, kind, keys, order in (
+        ("GT", "FLOAT", "%a, %b", [2, 0, 1, 3]),
+        ("LT", "TOTALORDER", "%a, %b", [1, 3, 0, 2]),
+        ("GT", "TOTALORDER", "%a, %b", [2, 0, 3, 1]),
+        ("LT", "FLOAT", "%d, %c", [3, 2, 1, 0]),
+    ):
+        program = read_module_program(module(sort(direction, kind, keys), arguments, result))
+        results = program(x, y)
+        assert [*map(int, results[1])] == order
+        assert np.asarray(results[0]).tobytes() == np.asarray(x)[np.array(order)].tobytes()
+
+
+def test_sizes_follow_from_shapes():
+    scope = jax.export.SymbolicScope()
+    (n,) = jax.export.symbolic_shape("n", scope=scope)
+    artifact = jax.export.export(jax.jit(lambda x: jnp.sin(x).sum() + x))(
+        jax.ShapeDtypeStruct((n,), "float32")
+    )
+    data = artifact.mlir_module_serialized
+    with pytest.raises(ProgramFileError, match="sizes that are not known"):
+        read_module_program(data)
+    with pytest.raises(ArgumentsError, match="argument 0 is"):
+        read_module_program(data, shapes=[(3, 3)])
+    x = jnp.arange(5.0)
+    np.testing.assert_allclose(read_module_program(data, shapes=[(5,)])(x), artifact.call(x))
+
+
+def test_a_plug_in_adds_a_rule():
+    text = module(
+        '%y = "mine.square"(%x) {n = 2 : i64} : (tensor<3xf32>) -> tensor<3xf32>\n'
+        "return %y : tensor<3xf32>"
+    )
+    with pytest.raises(UnsupportedError, match=r"mine\.square at m\.mlir:2 .*no rule for it"):
+        read_module_program(text, "m.mlir")
+    try:
+
+        @rule("stablehlo", "mine.square")
+        def square(op, x):
+            op.require(n=2)
+            return lax.mul(x, x)
+
+        assert read_module_program(text)(jnp.arange(3.0)).tolist() == [0, 1, 4]
+        with pytest.raises(UnsupportedError, match="n = 3"):
+            read_module_program(text.replace(b"n = 2", b"n = 3"))
+    finally:
+        del stablehlo_rules["mine.square"]
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+def test_an_attribute_that_no_rule_knows_is_refused_with_the_number_of_others():
+    line = "%{} = stablehlo.sine %x {{lossy = true}} : tensor<3xf32>"
+    text = module("\n".join([*map(line.format, "abc"), "return %a : tensor<3xf32>"]))
+    with pytest.raises(UnsupportedError) as raised:
+        read_module_program(text, "m.mlir")
+    message = "m.mlir: stablehlo.sine at m.mlir:2 cannot be read: unknown attribute lossy = true"
+    assert str(raised.value) == f"{message} (2 more of its kind)"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"func.func @main() {", "m.mlir:1:18: expected operation name"),
+        (b"module {}", "no function 'main'"),
+        (
+            module(
+                "return %x : tensor<3x!quant.uniform<i8:f32, 1.0>>",
+                *["%x: tensor<3x!quant.uniform<i8:f32, 1.0>>"],
+                "tensor<3x!quant.uniform<i8:f32, 1.0>>",
+            ),
+            "elements of !quant.uniform",
+        ),
+    ],
+)
+def test_what_is_no_program_of_jax_is_named(text, message):
+    with pytest.raises(ProgramFileError, match=re.escape(message)):
+        read_module_program(text, "m.mlir")
+
+
+def test_calls_of_python_are_refused():
+    fun = lambda x: jax.pure_callback(np.sin, jax.ShapeDtypeStruct((3, 4), "float32"), x)  # noqa: E731
+    with pytest.raises(UnsupportedError, match="calls a Python function of the process"):
+        read(fun, X)
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def test_text_and_bytecode_are_read_by_name(tmp_path):
+    program = jaxprtool.trace(lambda x: jnp.sin(x) * 2, X)
+    for name, data in (
+        ("a.mlir", lowering.stablehlo(program).encode()),
+        ("a.mlirbc", lowering.stablehlo_bytecode(program)),
+    ):
+        assert is_module(data)
+        path = tmp_path / name
+        path.write_bytes(data)
+        assert names(jaxprtool.read(path)) == ["sin", "mul"]
+        assert names(jaxprtool.load(str(path))) == ["sin", "mul"]
+
+
+def test_a_symbolic_module_takes_its_sizes_from_args(tmp_path):
+    artifact = jax.export.export(jax.jit(jnp.sin))(
+        jax.ShapeDtypeStruct(jax.export.symbolic_shape("n"), "float32")
+    )
+    path = tmp_path / "s.mlir"
+    path.write_bytes(artifact.mlir_module_serialized)
+    assert jaxprtool.load(str(path), "f32[7]").in_avals[0].shape == (7,)
+
+
+def test_artifacts_are_inlined_and_differentiated():
+    program = jaxprtool.trace(lambda x, y: jnp.sin(x).sum(), X, 1.0)
+    call = read_exported(exported(program))
+    inlined = call.apply("inline_exported")
+    assert names(call) == ["call_exported"] and names(inlined) == ["sin", "reduce_sum"]
+    np.testing.assert_allclose(call.apply("inline_exported, grad")(X, 1.0), jnp.cos(X), rtol=1e-6)
+
+
+def test_an_artifact_for_several_platforms_is_refused():
+    program = jaxprtool.trace(jnp.sin, X)
+    call = read_exported(exported(program, ("cpu", "cuda")))
+    with pytest.raises(UnsupportedError, match="several platforms"):
+        call.apply("inline_exported")

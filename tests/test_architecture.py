@@ -144,10 +144,10 @@ INNER_FLOORS = {
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",
     "render": "page|reports|terminal|documents views",
     "execute": "profile stepping|running sandbox",
-    "analysis": "kernels points|devices stats",
+    "analysis": "grids kernels points|devices stats",
     "api": "program|jit methods targets vmap",
     "commands": "backends outline precision report vmap|opt reduce unzip|check explain show|record"
-    "|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
+    "|lint source|why|run|determinism|diff|bench kernels profile residuals|compare cost"
     "|browse emit memory nans serve shapecheck shardings skill watch",
     "cli": "main|app|errors launch session|options"
     "|completion pipeline_steps printed_results running start"

@@ -15,7 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.cost.rules import Operations, trip_count
+from jaxprtool.commands.cost.bodies import Operations
+from jaxprtool.commands.cost.rules import trip_count
 from jaxprtool.ir import source_text
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.donation import Donations, donations

@@ -14,7 +14,7 @@ starts, is named, and the figures are lower bounds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ from jaxprtool.ir.equations import size_in_bytes
 from jaxprtool.ir.kernel_calls import KernelCall, KernelScratch, kernel_call
 from jaxprtool.ir.regions import Cond, Regions, regions, run_jaxprs
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
 
 # --- equations ------------------------------------------------------------------------------------
 # The equations of a kernel's body, and how often each runs in a call.
@@ -77,35 +77,65 @@ class KernelEquation(NamedTuple):
         path: The equations around it in the body, the outermost first.
         eqn: The equation. One with bodies does not count; their equations do.
         runs: How often it runs in a call.
+        refs: The Ref of the kernel that each variable of the body around it is.
     """
 
     path: tuple[JaxprEqn, ...]
     eqn: JaxprEqn
     runs: KernelRuns
+    refs: Mapping[Var, Var]
 
 
 def kernel_equations(grid: GridSteps) -> Iterator[KernelEquation]:
     """Yield the equations of a kernel's body that run, at every depth, in order."""
     runs = KernelRuns(1 if grid.steps is None else grid.steps, per_round=grid.steps is None)
-    yield from _equations(grid, jaxcompat.open_jaxpr(grid.kernel.body), {}, runs, ())
+    jaxpr = jaxcompat.open_jaxpr(grid.kernel.body)
+    refs = {var: var for var in (*jaxpr.constvars, *jaxpr.invars)}
+    yield from _equations(grid, _Body(jaxpr, {}, runs, (), refs))
 
 
-def _equations(
-    grid: GridSteps, jaxpr: Jaxpr, scalars: Scalars, runs: KernelRuns, path: tuple[JaxprEqn, ...]
-) -> Iterator[KernelEquation]:
-    for eqn in jaxpr.eqns:
-        control = regions(eqn)
-        yield KernelEquation(path, eqn, runs)
-        if control is not None:
-            for number, body in enumerate(control.jaxprs):
-                inside = _runs_inside(grid, control, number, scalars, runs)
-                if inside.mask is None or inside.mask.any():
-                    values = _arguments(grid, control, number, scalars)
-                    yield from _equations(grid, body, values, inside, (*path, eqn))
-        elif cost_rules.get(eqn.primitive.name) is None:
-            for _, body in run_jaxprs(eqn):
-                yield from _equations(grid, jaxcompat.open_jaxpr(body), {}, runs, (*path, eqn))
-        grid.evaluate(eqn, scalars)
+class _Body(NamedTuple):
+    """A body in a kernel: its known scalars, its runs, the equations around it, and its Refs."""
+
+    jaxpr: Jaxpr
+    scalars: Scalars
+    runs: KernelRuns
+    path: tuple[JaxprEqn, ...]
+    refs: Mapping[Var, Var]
+
+
+def _equations(grid: GridSteps, body: _Body) -> Iterator[KernelEquation]:
+    for eqn in body.jaxpr.eqns:
+        yield KernelEquation(body.path, eqn, body.runs, body.refs)
+        for inner in _bodies(grid, eqn, body):
+            yield from _equations(grid, inner)
+        grid.evaluate(eqn, body.scalars)
+
+
+def _bodies(grid: GridSteps, eqn: JaxprEqn, around: _Body) -> Iterator[_Body]:
+    """Yield the bodies of an equation that run."""
+    path, control = (*around.path, eqn), regions(eqn)
+    if control is not None:
+        for number, jaxpr in enumerate(control.jaxprs):
+            runs = _runs_inside(grid, control, number, around.scalars, around.runs)
+            if runs.mask is None or runs.mask.any():
+                operands = [eqn.invars[i] for i in control.regions[number].ins]
+                scalars = _arguments(grid, control, number, around.scalars)
+                refs = _refs(jaxpr.invars, operands, around.refs)
+                yield _Body(jaxpr, scalars, runs, path, refs)
+    elif cost_rules.get(eqn.primitive.name) is None:
+        for _, inner in run_jaxprs(eqn):
+            jaxpr = jaxcompat.open_jaxpr(inner)
+            refs = _refs((*jaxpr.constvars, *jaxpr.invars), eqn.invars, around.refs)
+            yield _Body(jaxpr, {}, around.runs, path, refs)
+
+
+def _refs(
+    arguments: Sequence[Var], operands: Sequence[Atom], refs: Mapping[Var, Var]
+) -> dict[Var, Var]:
+    """Return the Refs of the kernel that the arguments of a body are."""
+    pairs = zip(arguments, operands, strict=False)  # the other arguments are Refs of its own
+    return {var: refs[atom] for var, atom in pairs if isinstance(atom, Var) and atom in refs}
 
 
 def _runs_inside(

@@ -228,7 +228,9 @@ def _calls(
                 yield from _calls(jaxcompat.open_jaxpr(inner), here, calls, per_round)
 
 
-def _row(cost: KernelCost, place: Place, call: _CalledKernel, device: DeviceSpec | None) -> KernelRow:
+def _row(
+    cost: KernelCost, place: Place, call: _CalledKernel, device: DeviceSpec | None
+) -> KernelRow:
     kernel = cost.kernel
     (read, _), (written, _) = cost.traffic("input"), cost.traffic("output")
     row = KernelRow(

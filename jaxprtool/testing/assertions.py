@@ -58,6 +58,8 @@ def assert_budget(
     compiles: int | None = None,
     collectives_bytes: float | str | None = None,
     residual_bytes: float | str | None = None,
+    vmem_bytes: float | str | None = None,
+    hbm_bytes: float | str | None = None,
 ) -> None:
     """Assert that a program stays within budgets.
 
@@ -79,6 +81,9 @@ def assert_budget(
             shardings`.
         residual_bytes: The maximum number of bytes that the gradient keeps from the forward to the
             backward pass; see `jaxprtool residuals`.
+        vmem_bytes: The maximum vector memory that a Pallas kernel takes; see `jaxprtool kernels`.
+        hbm_bytes: The maximum number of bytes that all Pallas kernels copy; see `jaxprtool
+            kernels`.
 
     Raises:
         AssertionError: If a budget is exceeded. The message has the lines that cost most.
@@ -89,6 +94,8 @@ def assert_budget(
         "peak_bytes": peak_bytes,
         "equations": equations,
         "residual_bytes": residual_bytes,
+        "vmem_bytes": vmem_bytes,
+        "hbm_bytes": hbm_bytes,
         "collectives_bytes": collectives_bytes,
         "compiles": compiles,
     }

@@ -116,6 +116,8 @@ _VERBS: dict[Quantity, str] = {
     "peak_bytes": "needs",
     "equations": "has",
     "residual_bytes": "keeps",
+    "vmem_bytes": "takes",
+    "hbm_bytes": "copies",
     "collectives_bytes": "sends",
     "compiles": "compiled",
 }
@@ -123,6 +125,8 @@ _VERBS: dict[Quantity, str] = {
 _WHAT: dict[Quantity, str] = {
     "peak_bytes": " at its peak",
     "residual_bytes": " of residuals",
+    "vmem_bytes": " of vector memory",
+    "hbm_bytes": " in kernels",
     "collectives_bytes": " from each device",
 }
 
@@ -182,6 +186,8 @@ _OF: dict[Quantity, str] = {
     "peak_bytes": "bytes at the peak",
     "equations": "equations",
     "residual_bytes": "residuals",
+    "vmem_bytes": "vector memory",
+    "hbm_bytes": "bytes that kernels copy",
     "collectives_bytes": "bytes sent",
 }
 

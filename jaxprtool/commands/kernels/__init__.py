@@ -7,7 +7,7 @@ INFO = CommandInfo(
     position=2,
     summary="Count a program's Pallas kernels: FLOPs, HBM bytes and VMEM.",
     run="jaxprtool.commands.kernels.command:kernels_command",
-    documents=("jaxprtool.commands.kernels.kernels:KernelReport",),
+    documents=("jaxprtool.commands.kernels.table:KernelsDocument",),
     tables=(
         (
             "jaxprtool.commands.kernels.kernels:KernelReport",

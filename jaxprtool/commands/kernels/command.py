@@ -31,23 +31,23 @@ def kernels_command(
     of the step before. VMEM has two buffers of a block that depends on the step, padded to tiles.
     With --device, also show the minimum time of a call, and whether the kernel fits.
 
-    [bold]Examples[/]
+    [bold]Example[/]
 
-      jaxprtool kernels step.py:train_step --device tpu-v5e
-      jaxprtool kernels jax.experimental.pallas.ops.tpu.matmul:matmul \
-        --args "bf16[1024,1024], bf16[1024,1024], block_shape=(512, 512), block_k=256" --steps 8
+      jaxprtool kernels jax.experimental.pallas.ops.tpu.example_kernel:double --args "f32[8,128]"
     """
     most = options.row_limit(top, all)
     session.start()
     from jaxprtool.analysis.devices import device_named
     from jaxprtool.commands.kernels import table as render
     from jaxprtool.commands.kernels.kernels import kernels
+    from jaxprtool.commands.kernels.table import KernelsDocument
 
-    on = None if device is None else device_named(device)
+    if device is not None:
+        device_named(device)  # before the function is traced
     programs = [program for _, program in session.programs(session.traced())]
     session.on_progress("counting")
-    reports = [kernels(program, on, steps) for program in programs]
+    reports = [kernels(program, device, steps) for program in programs]
     if json:
-        output.write_json(reports[0])
+        output.write_json(KernelsDocument(reports))
         return
     output.write_each(render.kernels_table(report, output.width(), most) for report in reports)

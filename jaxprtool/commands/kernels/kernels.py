@@ -1,6 +1,6 @@
 """Count the Pallas kernels of a program: operations, copies and memory, and a bound of the time.
 
-    report = kernels(program, device=device_named("tpu-v5e"))
+    report = kernels(program, "tpu-v5e")
     report.kernels[0].vmem_bytes, report.kernels[0].seconds
 
 Nothing is compiled. The figures of a call are those of `commands.cost.kernels`, which `cost` uses
@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.devices import DeviceSpec
+from jaxprtool.analysis.devices import DeviceSpec, device_named
 from jaxprtool.commands.cost.kernels import BlockMemory, KernelCost, kernel_cost
 from jaxprtool.commands.cost.rules import Work, trip_count
-from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import frames_now
@@ -133,17 +132,23 @@ class KernelReport(Printed):
         return max((row.vmem_bytes or 0 for row in self.kernels), default=0)
 
     @property
-    def hbm_bytes(self) -> int:
-        """The bytes that all calls copy between HBM and the cores.
+    def hbm_bytes(self) -> Number:
+        """The bytes that all calls copy between HBM and the cores, at least."""
+        return sum(row.work.bytes * row.calls for row in self.kernels)
 
-        Raises:
-            ArgumentsError: If a number of calls is symbolic.
-        """
-        size = sum(row.work.bytes * row.calls for row in self.kernels)
-        if not isinstance(size, int):
-            hint = 'write sizes in --args, or -p "specialize(n=512)"'
-            raise ArgumentsError(f"the {size} bytes that kernels copy are not a number", hint)
-        return size
+
+@dataclass(frozen=True)
+class GridStep:
+    """A step of a kernel's grid.
+
+    Attributes:
+        position: The index along each axis.
+        indices: The index of each block, by its index map; None if it is that of the step before.
+            An index along a dimension is None if it depends on data.
+    """
+
+    position: tuple[int, ...]
+    indices: tuple[tuple[int | None, ...] | None, ...]
 
 
 @dataclass(frozen=True)
@@ -154,38 +159,39 @@ class GridTable:
         name: The name of the kernel.
         axes: The names of the axes of the grid.
         blocks: The names of the blocks.
-        rows: The index along each axis, and the index of each block: None if it depends on data, or
-            is that of the step before.
+        steps: The steps.
     """
 
     name: str
     axes: tuple[str, ...]
     blocks: tuple[str, ...]
-    rows: tuple[tuple[tuple[int, ...], tuple[tuple[int | None, ...] | None, ...]], ...]
+    steps: tuple[GridStep, ...]
 
 
-def kernels(
-    program: Program | AnyJaxpr, device: DeviceSpec | None = None, steps: int = 0
-) -> KernelReport:
+def kernels(program: Program | AnyJaxpr, device: str | None = None, steps: int = 0) -> KernelReport:
     """Count the Pallas kernels of a program.
 
     Args:
         program: A `Program`, or a jaxpr.
-        device: The device of the bounds, such as `device_named("tpu-v5e")`; none if None.
+        device: The device of the bounds: "tpu-v5e", or a file of figures, as for `cost --device`.
         steps: How many of the first steps of each grid to list.
 
     Returns:
         A row for each kernel. Equal kernels that a line calls are one row.
+
+    Raises:
+        ArgumentsError: If no device has the name.
     """
+    on = None if device is None else device_named(device)
     about = program_signature(program)
     frames = frames_now(about.roots)
     rows: dict[Any, KernelRow] = {}
     tables: dict[Any, GridTable] = {}
     for call in _calls(about.jaxpr):
-        cost = kernel_cost(call.path[-1], None if device is None else device.vmem is not None)
+        cost = kernel_cost(call.path[-1], None if on is None else on.vmem is not None)
         if cost is None:
             continue
-        row = _row(cost, frames.line_of(call.path), call, device)
+        row = _row(cost, frames.line_of(call.path), call, on)
         key = row.place, row.name, row.grid, row.parts
         if key in rows:
             calls, per_round = rows[key].calls + row.calls, rows[key].per_round or row.per_round
@@ -193,7 +199,7 @@ def kernels(
         rows[key] = row
         if steps:
             tables.setdefault(key, _grid_table(cost, steps))
-    name = None if device is None else device.name
+    name = None if on is None else on.name
     return KernelReport(about.name, tuple(rows.values()), name, tuple(tables.values()))
 
 
@@ -280,13 +286,15 @@ def _part(kernel: KernelCall, part: BlockMemory) -> KernelPart:
 
 def _grid_table(cost: KernelCost, count: int) -> GridTable:
     grid, blocks = cost.grid, cost.kernel.blocks
-    rows = []
-    for step in range(min(count, grid.count or 0)):
-        axes = tuple(int(grid.axis(i)[step]) for i in range(len(cost.kernel.grid)))
-        indices = [_index(grid.block(block).indices, step) for block in blocks]
-        rows.append((axes, tuple(indices)))
+    steps = tuple(
+        GridStep(
+            tuple(int(grid.axis(i)[step]) for i in range(len(cost.kernel.grid))),
+            tuple(_index(grid.block(block).indices, step) for block in blocks),
+        )
+        for step in range(min(count, grid.count or 0))
+    )
     names = tuple(axis.name for axis in cost.kernel.grid)
-    return GridTable(cost.kernel.name, names, tuple(block.name for block in blocks), tuple(rows))
+    return GridTable(cost.kernel.name, names, tuple(block.name for block in blocks), steps)
 
 
 def _index(indices: Sequence[np.ndarray | None], step: int) -> tuple[int | None, ...] | None:

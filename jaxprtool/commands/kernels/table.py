@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
@@ -37,7 +37,9 @@ def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROW
         parts += [Text(), drawn(_blocks(row))]
         parts += [Text(note, style=tables.COMMENT) for note in kernel_notes(row)]
     for grid in report.steps:
-        parts += [Text(), drawn(_steps(grid))]
+        heading = f"{grid.name}, the first {plural(len(grid.steps), 'step')}"
+        parts += [Text(), Text(heading, style=tables.HEADING), drawn(_steps(grid))]
+        parts.append(Text("· is the block of the step before", style=tables.COMMENT))
     return Rendering(Group(*parts), width)
 
 
@@ -134,16 +136,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int)
 
 
+class KernelsDocument(NamedTuple):
+    """`kernels`, of one program or several."""
+
+    programs: Annotated[Sequence[KernelReport], "Each program, with its kernels."]
+
+
 def _steps(grid: GridTable) -> views.Table:
     columns = [views.number_column(name) for name in grid.axes]
     columns += [views.Column(name) for name in grid.blocks]
     rows = [
-        [*map(str, axes), *("·" if index is None else _index_text(index) for index in indices)]
-        for axes, indices in grid.rows
+        [
+            *map(str, step.position),
+            *("·" if index is None else _index_text(index) for index in step.indices),
+        ]
+        for step in grid.steps
     ]
-    steps = plural(len(rows), "step")
-    caption = f"{grid.name}: the first {steps}; · is the block of the step before"
-    return views.Table(caption, columns, rows)
+    return views.Table("", columns, rows)
 
 
 def _index_text(index: Any) -> str:

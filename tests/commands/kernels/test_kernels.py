@@ -11,13 +11,11 @@ from jax.experimental.pallas.ops.tpu import flash_attention as fa
 from jax.experimental.pallas.ops.tpu.matmul import matmul as tiled_matmul
 
 import jaxprtool
-from jaxprtool.analysis.devices import DEVICES
 from jaxprtool.analysis.grids import padded_bytes
 from jaxprtool.commands.kernels.kernels import kernels
-from jaxprtool.errors import ArgumentsError
 
 F32, BF16, I8, I32 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32
-V5E = DEVICES["tpu-v5e"]
+V5E = "tpu-v5e"
 
 
 def typed(shape, dtype=F32):
@@ -290,7 +288,7 @@ def test_loops_around_a_kernel_and_equal_kernels_on_a_line_are_calls():
     assert report.hbm_bytes == 9 * 2 * 64 * 128 * 4
 
 
-def test_a_symbolic_number_of_calls_has_no_total():
+def test_a_symbolic_number_of_calls_has_a_symbolic_total():
     fun, x = on_blocks(doubled, (64, 128), (8, 128), lambda i: (i, 0), (8,))
     (length,) = jax.export.symbolic_shape("n")
 
@@ -299,8 +297,7 @@ def test_a_symbolic_number_of_calls_has_no_total():
 
     report = kernels(jaxprtool.trace(step, typed((length,)), x), V5E)
     assert str(report.kernels[0].calls) == "n" and report.vmem_bytes == 4 * 8 * 128 * 4
-    with pytest.raises(ArgumentsError, match="not a number"):
-        assert report.hbm_bytes
+    assert str(report.hbm_bytes) == f"{2 * 64 * 128 * 4}*n"
 
 
 def test_a_gpu_has_no_order_of_steps_and_no_vmem():
@@ -308,7 +305,7 @@ def test_a_gpu_has_no_order_of_steps_and_no_vmem():
         *(copied, (1024, 512), (128, 512), lambda i, j: (j, 0), (5, 8)),
         compiler_params=plgpu.CompilerParams(num_warps=4),
     )
-    row = only_kernel(fun, x, device=DEVICES["h100"])
+    row = only_kernel(fun, x, device="h100")
     assert row.vmem_bytes is None and row.vmem_limit is None and row.fits is None
     assert (row.parts[0].fetches, row.parts[0].most_fetches) == (8, 40)
     assert row.work.bytes_read == 4 * 1024 * 512

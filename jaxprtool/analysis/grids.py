@@ -14,10 +14,10 @@ counts as a range.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,8 +25,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.evaluation import evaluate_exactly
-from jaxprtool.ir.kernel_calls import KernelBlock, KernelCall
-from jaxprtool.ir.regions import Call, view
+from jaxprtool.ir.kernel_calls import KernelBlock, KernelCall, KernelScratch
+from jaxprtool.ir.regions import Call, regions, run_jaxprs, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -81,6 +81,26 @@ class GridSteps:
             scalars = self.scalars(jaxpr, {var: self.axis(i) for i, var in axes})
             indices = [self.value(atom, scalars) for atom in jaxpr.outvars]
         return BlockSteps(self, block, tuple(indices))
+
+    @cached_property
+    def parts(self) -> tuple[BlockMemory, ...]:
+        """The blocks and the scratch."""
+        kernel, parts = self.kernel, list[BlockMemory]()
+        for kind, blocks in (("input", kernel.inputs), ("output", kernel.outputs)):
+            for block in blocks:
+                steps = self.block(block)
+                parts.append(BlockMemory(block.name, kind, steps.buffers, steps.vmem_bytes, steps))
+        for scratch in kernel.scratch:
+            size = 0
+            if scratch.memory_space == "vmem" and is_kept(kernel, scratch):
+                size = padded_bytes(scratch.array.shape, scratch.array.dtype)
+            parts.append(BlockMemory(scratch.name, "scratch", 1, size))
+        return tuple(parts)
+
+    @property
+    def vmem_bytes(self) -> Any:
+        """The bytes of all blocks and the scratch in the vector memory of a TPU, at least."""
+        return sum(part.bytes for part in self.parts)
 
     def scalars(self, jaxpr: Jaxpr, values: Mapping[Var, np.ndarray]) -> Scalars:
         """Return the scalars of a body that are known in each step, from those of its arguments."""
@@ -347,3 +367,45 @@ def padded_bytes(shape: Sequence[Any], dtype: Any) -> Any:
 
 def _ceiling(number: Any, multiple: int) -> Any:
     return -(-number // multiple) * multiple
+
+
+class BlockMemory(NamedTuple):
+    """A block of a kernel, its scratch, or a prefetched scalar, in the memory of a TPU's core.
+
+    Attributes:
+        name: The name of the Ref.
+        kind: "input", "output", "scratch" or "scalar".
+        buffers: The number of buffers.
+        bytes: The bytes of all buffers in vector memory, padded to tiles.
+        steps: What the block is in each step; None for scratch and scalars.
+    """
+
+    name: str
+    kind: str
+    buffers: int
+    bytes: Any
+    steps: BlockSteps | None = None
+
+
+def accesses(eqn: JaxprEqn) -> Iterator[tuple[Any, str]]:
+    """Yield the Refs that an equation reads or writes, each with the kind of its effect.
+
+    The kinds are "read", "write" and "accum" (adding to it, which reads and writes).
+    """
+    for text in jaxcompat.effect_texts(eqn):
+        if isinstance(text, tuple) and isinstance(text[1], int):
+            yield eqn.invars[text[1]], text[0].removesuffix("Effect").lower()
+
+
+def is_kept(kernel: KernelCall, scratch: KernelScratch) -> bool:
+    """Return False if scratch may stay in registers, so that Mosaic allocates none for it.
+
+    It may if the body only stores and loads it, outside of loops and branches, and stores it first.
+    """
+    kinds = []
+    for eqn in kernel.body.eqns:
+        refs = dict(accesses(eqn))
+        if scratch.ref in refs:
+            is_plain = len(refs) == 1 and regions(eqn) is None and not any(run_jaxprs(eqn))
+            kinds.append(refs[scratch.ref] if is_plain else "")
+    return "" in kinds or (bool(kinds) and kinds[0] != "write")

@@ -39,8 +39,8 @@ LISTING = {
 }
 
 #: The commands whose lists are compared here. `nans` shows details of one finding without either
-#: option, times of `profile` vary, `record` fits a screen, `kernels` lists kernels, and `outline` and
-#: `precision` have long lists for large programs only.
+#: option, times of `profile` vary, `record` fits a screen, `kernels` finds none in the module, and
+#: `outline` and `precision` have long lists for large programs only.
 BOUNDED = sorted(LISTING.keys() - {"kernels", "nans", "profile", "record", "outline", "precision"})
 
 #: Those that compile a program several times.

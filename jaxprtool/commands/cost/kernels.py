@@ -23,7 +23,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.devices import Bound, DeviceSpec
-from jaxprtool.analysis.grids import BlockSteps, GridSteps, Scalars, padded_bytes
+from jaxprtool.analysis.grids import GridSteps, Scalars
 from jaxprtool.commands.cost.rules import (
     Work,
     cost_rules,
@@ -33,7 +33,7 @@ from jaxprtool.commands.cost.rules import (
     work_of,
 )
 from jaxprtool.ir.equations import size_in_bytes
-from jaxprtool.ir.kernel_calls import KernelCall, KernelScratch, kernel_call
+from jaxprtool.ir.kernel_calls import KernelCall, kernel_call
 from jaxprtool.ir.regions import Cond, Regions, regions, run_jaxprs
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
@@ -169,64 +169,6 @@ def _arguments(grid: GridSteps, control: Regions, number: int, scalars: Scalars)
     return {var: value for var, value in values.items() if value is not None}
 
 
-# --- memory ---------------------------------------------------------------------------------------
-
-
-class BlockMemory(NamedTuple):
-    """A block of a kernel, its scratch, or a prefetched scalar, in the memory of a TPU's core.
-
-    Attributes:
-        name: The name of the Ref.
-        kind: "input", "output", "scratch" or "scalar".
-        buffers: The number of buffers.
-        bytes: The bytes of all buffers in vector memory, padded to tiles.
-        steps: What the block is in each step; None for scratch and scalars.
-    """
-
-    name: str
-    kind: str
-    buffers: int
-    bytes: Any
-    steps: BlockSteps | None = None
-
-
-def _memory(grid: GridSteps) -> Iterator[BlockMemory]:
-    kernel = grid.kernel
-    for kind, blocks in (("input", kernel.inputs), ("output", kernel.outputs)):
-        for block in blocks:
-            steps = grid.block(block)
-            yield BlockMemory(block.name, kind, steps.buffers, steps.vmem_bytes, steps)
-    for scratch in kernel.scratch:
-        size = 0
-        if scratch.memory_space == "vmem" and is_kept(kernel, scratch):
-            size = padded_bytes(scratch.array.shape, scratch.array.dtype)
-        yield BlockMemory(scratch.name, "scratch", 1, size)
-
-
-def accesses(eqn: JaxprEqn) -> Iterator[tuple[Any, str]]:
-    """Yield the Refs that an equation reads or writes, each with the kind of its effect.
-
-    The kinds are "read", "write" and "accum" (adding to it, which reads and writes).
-    """
-    for text in jaxcompat.effect_texts(eqn):
-        if isinstance(text, tuple) and isinstance(text[1], int):
-            yield eqn.invars[text[1]], text[0].removesuffix("Effect").lower()
-
-
-def is_kept(kernel: KernelCall, scratch: KernelScratch) -> bool:
-    """Return False if scratch may stay in registers, so that Mosaic allocates none for it.
-
-    It may if the body only stores and loads it, outside of loops and branches, and stores it first.
-    """
-    kinds = []
-    for eqn in kernel.body.eqns:
-        refs = dict(accesses(eqn))
-        if scratch.ref in refs:
-            is_plain = len(refs) == 1 and regions(eqn) is None and not any(run_jaxprs(eqn))
-            kinds.append(refs[scratch.ref] if is_plain else "")
-    return "" in kinds or (bool(kinds) and kinds[0] != "write")
-
-
 # --- cost -----------------------------------------------------------------------------------------
 
 
@@ -238,14 +180,12 @@ class KernelCost:
         grid: The steps of the grid.
         equations: The equations of the body with a cost: the cost in a call at least and at most,
             without bytes, and the precision of a product (`rules.product_of`).
-        memory: The blocks and the scratch.
         uncounted: What is not counted: the number of equations of a primitive without a cost, and
             "grid" if the number of steps is known at run time only.
     """
 
     grid: GridSteps
     equations: tuple[tuple[KernelEquation, Work, Work, str], ...]
-    memory: tuple[BlockMemory, ...]
     uncounted: Mapping[str, int]
 
     @property
@@ -295,17 +235,17 @@ class KernelCost:
     @property
     def vmem_bytes(self) -> Any:
         """The bytes of all blocks and the scratch in the vector memory of a TPU, at least."""
-        return sum(part.bytes for part in self.memory)
+        return self.grid.vmem_bytes
 
     def traffic(self, kind: str) -> tuple[Any, Any]:
         """Return the bytes that blocks of a kind are copied, at least and at most."""
-        parts = [part.steps.bytes for part in self.memory if part.steps and part.kind == kind]
+        parts = [part.steps.bytes for part in self.grid.parts if part.steps and part.kind == kind]
         least, most = [n for n, _ in parts], [n for _, n in parts]
         return sum(least), None if None in most else sum(most)
 
     def touched(self, kind: str) -> Any:
         """Return the bytes of the parts of arrays that some block has, each counted once."""
-        parts = [part.steps for part in self.memory if part.steps and part.kind == kind]
+        parts = [part.steps for part in self.grid.parts if part.steps and part.kind == kind]
         return sum(steps.touched_bytes for steps in parts)
 
     def bound(self, device: DeviceSpec) -> Bound:
@@ -325,7 +265,7 @@ class KernelCost:
 
     def _copied(self, device: DeviceSpec) -> Any:
         size = 0
-        for part in self.memory:
+        for part in self.grid.parts:
             if part.steps is not None:
                 once, array = part.steps.touched_bytes, size_in_bytes(part.steps.block.array)
                 fits = device.vmem is None or array <= device.vmem
@@ -356,7 +296,7 @@ def kernel_cost(eqn: JaxprEqn, in_order: bool | None = None) -> KernelCost | Non
             equations.append((inner, work.times(runs.least), work.times(runs.most), product))
     if grid.steps is None:
         uncounted["grid"] += 1
-    return KernelCost(grid, tuple(equations), tuple(_memory(grid)), uncounted)
+    return KernelCost(grid, tuple(equations), uncounted)
 
 
 def counted_kernel(eqn: JaxprEqn) -> KernelCost | None:

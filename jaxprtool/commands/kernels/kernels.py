@@ -17,7 +17,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.devices import DeviceSpec, device_named
-from jaxprtool.commands.cost.kernels import BlockMemory, KernelCost, kernel_cost
+from jaxprtool.analysis.grids import BlockMemory
+from jaxprtool.commands.cost.kernels import KernelCost, kernel_cost
 from jaxprtool.commands.cost.rules import Work, trip_count
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import type_of
@@ -249,7 +250,7 @@ def _row(
         least_flops=cost.least.flops,
         products=cost.products,
         vmem_bytes=cost.vmem_bytes if cost.grid.in_order else None,
-        parts=tuple(_part(kernel, part) for part in cost.memory),
+        parts=tuple(_part(kernel, part) for part in cost.grid.parts),
         uncounted=cost.uncounted,
     )
     return row if device is None else _bounded(row, cost, device)

@@ -136,6 +136,17 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int)
 
 
+def kernels_view(reports: Sequence[KernelReport]) -> views.PageView:
+    """Return the view of a page: a table of the kernels of each program, and of their blocks."""
+    tables, facts = list[views.Table](), list[str]()
+    for report in reports:
+        tables.append(_summary(report, report.kernels)._replace(caption=report.name))
+        for row in report.kernels:
+            tables.append(_blocks(row))
+            facts += [f"{row.name}: {note}" for note in kernel_notes(row)]
+    return views.PageView("kernels", facts, tables)
+
+
 class KernelsDocument(NamedTuple):
     """`kernels`, of one program or several."""
 

@@ -41,7 +41,7 @@ def test_a_kernel_has_a_row_and_a_table_of_its_blocks(cli):
     lines = [" ".join(line.split()) for line in found.out.splitlines()]
     assert lines[0] == "small: 1 Pallas kernel"
     assert lines[1] == "min time limit calls FLOPs HBM VMEM kernel"
-    assert lines[3:5] == ["41 µs memory 1 4.2 M 32.0 MiB 1.0 MiB doubles.py:10", "double"]
+    assert lines[3:5] == ["41 µs memory 1 4.2 M 32.0 MiB 1.0 MiB doubles.py:11", "double"]
     assert "double, grid (64)" in lines
     assert "y_ref f32[8192,512] in [128,512] at 2 512.0 KiB 64 16.0 MiB" in lines
     assert "VMEM: at least 1.0 MiB of the limit of 16.0 MiB" in lines

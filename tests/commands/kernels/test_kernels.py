@@ -13,6 +13,9 @@ from jax.experimental.pallas.ops.tpu.matmul import matmul as tiled_matmul
 import jaxprtool
 from jaxprtool.analysis.grids import padded_bytes
 from jaxprtool.commands.kernels.kernels import kernels
+from jaxprtool.commands.kernels.table import kernels_view
+from jaxprtool.testing import assert_budget
+from jaxprtool.testing.budgets import measure
 
 F32, BF16, I8, I32 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32
 V5E = "tpu-v5e"
@@ -336,6 +339,27 @@ def test_cost_has_the_operations_of_the_lines_of_a_kernel():
     assert jaxprtool.cost(tuned).total.work == total.work
 
 
+def test_memory_and_budgets_have_the_same_figures():
+    x = typed((1024, 1024), BF16)
+    program = jaxprtool.trace(lambda x, y: matmul(jnp.tanh(x), y), x, x)
+    row = only_kernel(matmul, x, x)
+    assert jaxprtool.memory(program).vmem_bytes == row.vmem_bytes
+    assert jaxprtool.memory(jaxprtool.trace(jnp.tanh, x)).vmem_bytes == 0
+    measured = measure(program, ["vmem_bytes", "hbm_bytes"])
+    assert measured["vmem_bytes"].amount == row.vmem_bytes
+    assert measured["hbm_bytes"].amount == row.work.bytes
+    assert_budget(program, vmem_bytes=row.vmem_bytes, hbm_bytes=row.work.bytes)
+    with pytest.raises(AssertionError, match="takes 3.0 MiB of vector memory, but the budget is"):
+        assert_budget(program, vmem_bytes="2MiB")
+
+
+def test_a_page_has_a_view_of_kernels():
+    x = typed((1024, 1024), BF16)
+    view = kernels_view([kernels(jaxprtool.trace(matmul, x, x))])
+    assert [len(table.rows) for table in view.tables] == [1, 4]
+    assert view.facts == ["accumulated: 2.1 GFLOP of bf16 products, reads 8.0 MiB, writes 2.0 MiB"]
+
+
 def test_a_shipped_matmul_is_counted_through_its_jit():
     types = typed((1024, 1024), BF16), typed((1024, 1024), BF16)
     row = only_kernel(lambda x, y: tiled_matmul(x, y, block_shape=(512, 512), block_k=256), *types)
@@ -361,3 +385,220 @@ def test_a_shipped_matmul_is_counted_through_its_jit():
 )
 def test_arrays_are_padded_to_tiles(shape, dtype, size):
     assert padded_bytes(shape, jnp.dtype(dtype)) == size
+
+
+# Below are the least `vmem_limit_bytes` with which libtpu 0.0.52 compiles a kernel for a v5e, and
+# for a v6e. It needs some bytes besides the blocks; more if values do not fit in registers.
+
+
+def added(x, y):
+    spec = pl.BlockSpec((512, 512), lambda i, j: (i, j))
+
+    def kernel(x_ref, y_ref, o_ref):
+        o_ref[...] = x_ref[...] + y_ref[...]
+
+    specs = [spec, spec]
+    return pl.pallas_call(kernel, grid=(2, 2), in_specs=specs, out_specs=spec, out_shape=x)(x, y)
+
+
+def with_scratch(kernel, *shapes):
+    spec = pl.BlockSpec((256, 512), lambda i: (i, 0))
+    options = {"grid": 8, "in_specs": [spec], "out_specs": spec, "scratch_shapes": shapes}
+    return lambda x: pl.pallas_call(kernel, out_shape=x, **options)(x), typed((2048, 512))
+
+
+def by_rows(x_ref, o_ref, rows_ref):
+    rows_ref[...] = x_ref[...]
+
+    def body(i, _):
+        o_ref[pl.ds(i * 8, 8)] = rows_ref[pl.ds(i * 8, 8)]
+
+    jax.lax.fori_loop(0, 32, body, None)
+
+
+def first_rows(x_ref, o_ref, rows_ref):
+    @pl.when(pl.program_id(0) == 0)
+    def _():
+        rows_ref[...] = x_ref[...]
+
+    o_ref[...] = rows_ref[...]
+
+
+def in_registers(x_ref, o_ref, a_ref, b_ref, column_ref):
+    a_ref[...] = x_ref[...]
+    b_ref[...] = x_ref[:8, :128]
+    column_ref[...] = x_ref[:, :1]
+    o_ref[...] = a_ref[...] + column_ref[...]
+
+
+def started(x_ref, o_ref, buffer, semaphore):
+    part = x_ref.at[pl.ds(pl.program_id(0) * 256, 256)]
+    copy = pltpu.make_async_copy(part, buffer, semaphore)
+    copy.start()
+    copy.wait()
+    o_ref[...] = buffer[...] * 2
+
+
+def from_any(x):
+    return pl.pallas_call(
+        started,
+        grid=8,
+        in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+        out_specs=pl.BlockSpec((256, 512), lambda i: (i, 0)),
+        scratch_shapes=[pltpu.VMEM((256, 512), F32), pltpu.SemaphoreType.DMA],
+        out_shape=x,
+    )(x)
+
+
+def products(x, y):
+    def kernel(x_ref, y_ref, o_ref):
+        o_ref[...] = jax.lax.dot_general(
+            x_ref[...], y_ref[...], (((1,), (1,)), ((), ())), preferred_element_type=F32
+        )
+
+    return pl.pallas_call(
+        kernel,
+        grid=(2, 4, 4),
+        in_specs=[
+            pl.BlockSpec((None, 256, 128), lambda b, i, j: (b, i, 0)),
+            pl.BlockSpec((None, 256, 128), lambda b, i, j: (b, j, 0)),
+        ],
+        out_specs=pl.BlockSpec((None, 256, 256), lambda b, i, j: (b, i, j)),
+        out_shape=typed((2, 1024, 1024)),
+    )(x, y)
+
+
+def first_axis_only(i):
+    return i, 0
+
+
+BF1024 = typed((1024, 1024), BF16)
+Q = typed((2, 8, 2048, 128), BF16)
+ROW_BLOCKS = (2048, 512), (256, 512), first_axis_only, (8,)
+MOSAIC = {
+    "whole": (on_blocks(doubled, (512, 1024), None, None, ()), 4194315, 4194315),
+    "vector": (on_blocks(doubled, (4096,), (1024,), lambda i: (i,), (4,)), 16393, 16393),
+    "vector bf16": (
+        on_blocks(doubled, (65536,), (2048,), lambda i: (i,), (32,), BF16),
+        *(16393, 16393),
+    ),
+    "ragged vector": (
+        on_blocks(doubled, (300000,), (1024,), lambda i: (i,), (293,)),
+        *(16393, 16393),
+    ),
+    "squeezed": (
+        on_blocks(doubled, (8, 256, 128), (None, 256, 128), lambda i: (i, 0, 0), (8,), BF16),
+        *(262155, 262155),
+    ),
+    "i8": (on_blocks(copied, (2048, 512), (512, 512), first_axis_only, (4,), I8), 1048587, 1048587),
+    "i8 padded": (
+        on_blocks(copied, (4096, 1000), (200, 1000), first_axis_only, (21,), I8),
+        *(819208, 819208),
+    ),
+    "f8": (
+        on_blocks(*(copied, (4096, 1024), (256, 1024), first_axis_only, (16,), jnp.float8_e4m3fn)),
+        *(1048587, 1048587),
+    ),
+    "4 axes": (
+        on_blocks(
+            *(copied, (4, 4, 128, 128), (1, 1, 128, 128), lambda i, j: (i, j, 0, 0), (4, 4), BF16)
+        ),
+        *(131084, 131084),
+    ),
+    "3 axes": (
+        on_blocks(copied, (64, 8, 128), (16, 8, 128), lambda i: (i, 0, 0), (4,)),
+        *(262155, 262155),
+    ),
+    "a row of one": (
+        on_blocks(copied, (4096, 1, 1024), (8, 1, 1024), lambda i: (i, 0, 0), (512,)),
+        *(131084, 131084),
+    ),
+    "one step": (
+        on_blocks(doubled, (256, 512), (256, 512), first_axis_only, (1,)),
+        1048587,
+        1048587,
+    ),
+    "an axis of one": (
+        on_blocks(copied, (4096, 512), (512, 512), lambda i, j: (j, i), (1, 8)),
+        *(4194315, 4194315),
+    ),
+    "a batch of one": (
+        on_blocks(copied, (1, 4096, 512), (1, 512, 512), lambda i, j: (i, j, 0), (1, 8)),
+        *(4194315, 4194315),
+    ),
+    "one block": (
+        on_blocks(copied, (512, 512), (512, 512), lambda i, j: (i, 0), (1, 8)),
+        *(2097163, 2097163),
+    ),
+    "times 0": (
+        on_blocks(copied, (512, 512), (512, 512), lambda i: (i * 0, 0), (8,)),
+        *(2097163, 2097163),
+    ),
+    "elements": (
+        on_blocks(
+            *(copied, (4096, 1024), (pl.Element(256), pl.Element(1024))),
+            *(lambda i: (i * 256, 0), (16,)),
+        ),
+        *(4194315, 4194315),
+    ),
+    "small": (on_blocks(copied, (2048, 512), (8, 128), first_axis_only, (8,)), 16393, 16393),
+    "one buffer": (
+        on_blocks(
+            *(doubled, *ROW_BLOCKS),
+            in_specs=[pl.BlockSpec((256, 512), first_axis_only, pipeline_mode=pl.Buffered(1))],
+        ),
+        *(1572872, 1572872),
+    ),
+    "aliased": (on_blocks(doubled, *ROW_BLOCKS, input_output_aliases={0: 0}), 2097163, 2097163),
+    "transposed": (
+        on_blocks(
+            *(lambda x_ref, o_ref: o_ref.__setitem__(..., x_ref[...].T), (1024, 1024), (256, 256)),
+            *(lambda i, j: (i, j), (4, 4)),
+            out_specs=pl.BlockSpec((256, 256), lambda i, j: (j, i)),
+        ),
+        *(1048587, 1048587),
+    ),
+    "a sum": (
+        on_blocks(
+            *(summed, (512, 4096), (512, 512), lambda i: (0, i), (8,)),
+            out_specs=pl.BlockSpec((512, 512), lambda i: (0, 0)),
+            out_shape=typed((512, 512)),
+        ),
+        *(3145736, 3145736),
+    ),
+    "added": ((added, typed((1024, 1024)), typed((1024, 1024))), 6291464, 6291464),
+    "weights": ((with_weights, typed((1024, 512)), typed((512, 512))), 2146312, 2138122),
+    "matmul": ((matmul, BF1024, BF1024), 3227656, 3145736),
+    "products": (
+        (products, typed((2, 1024, 128), BF16), typed((2, 1024, 128), BF16)),
+        *(786440, 786440),
+    ),
+    "rows in a loop": (with_scratch(by_rows, pltpu.VMEM((256, 512), F32)), 2621454, 2621454),
+    "rows in a branch": (with_scratch(first_rows, pltpu.VMEM((256, 512), F32)), 2621454, 2621454),
+    "in registers": (
+        with_scratch(
+            in_registers,
+            *(pltpu.VMEM(shape, F32) for shape in ((256, 512), (8, 128), (256, 1))),
+        ),
+        *(2228227, 2228227),
+    ),
+    "from HBM": ((from_any, typed((2048, 512))), 1572872, 1572872),
+    "flash attention": (
+        (lambda *qkv: fa.flash_attention(*qkv, causal=True), Q, Q, Q),
+        *(458762, 458762),
+    ),
+    "shipped matmul": (
+        (
+            lambda x, y: tiled_matmul(x, y, block_shape=(512, 512), block_k=256),
+            *(BF1024, BF1024),
+        ),
+        *(3231748, 3145736),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MOSAIC)
+def test_vector_memory_is_at_most_that_of_mosaic_and_nearly_all_of_it(name):
+    (fun, *types), *mosaic = MOSAIC[name]
+    size = only_kernel(fun, *types).vmem_bytes
+    assert all(0.9 * needed <= size <= needed for needed in mosaic)

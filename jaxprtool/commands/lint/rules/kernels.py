@@ -95,7 +95,7 @@ class _Access:
 
 def _accesses(kernel: LintedKernel) -> list[_Access]:
     """Return the accesses of a kernel's own Refs, in order."""
-    from jaxprtool.commands.cost.kernels import accesses
+    from jaxprtool.analysis.grids import accesses
 
     found = []
     for equation in kernel.equations:

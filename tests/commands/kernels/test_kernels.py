@@ -349,7 +349,7 @@ def test_memory_and_budgets_have_the_same_figures():
     assert measured["vmem_bytes"].amount == row.vmem_bytes
     assert measured["hbm_bytes"].amount == row.work.bytes
     assert_budget(program, vmem_bytes=row.vmem_bytes, hbm_bytes=row.work.bytes)
-    with pytest.raises(AssertionError, match="takes 3.0 MiB of vector memory, but the budget is"):
+    with pytest.raises(AssertionError, match=r"takes 3\.0 MiB of vector memory, but the budget is"):
         assert_budget(program, vmem_bytes="2MiB")
 
 

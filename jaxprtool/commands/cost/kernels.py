@@ -91,10 +91,10 @@ def kernel_equations(grid: GridSteps) -> Iterator[KernelEquation]:
     runs = KernelRuns(1 if grid.steps is None else grid.steps, per_round=grid.steps is None)
     jaxpr = jaxcompat.open_jaxpr(grid.kernel.body)
     refs = {var: var for var in (*jaxpr.constvars, *jaxpr.invars)}
-    yield from _equations(grid, _Body(jaxpr, {}, runs, (), refs))
+    yield from _equations(grid, _KernelBody(jaxpr, {}, runs, (), refs))
 
 
-class _Body(NamedTuple):
+class _KernelBody(NamedTuple):
     """A body in a kernel: its known scalars, its runs, the equations around it, and its Refs."""
 
     jaxpr: Jaxpr
@@ -104,7 +104,7 @@ class _Body(NamedTuple):
     refs: Mapping[Var, Var]
 
 
-def _equations(grid: GridSteps, body: _Body) -> Iterator[KernelEquation]:
+def _equations(grid: GridSteps, body: _KernelBody) -> Iterator[KernelEquation]:
     for eqn in body.jaxpr.eqns:
         yield KernelEquation(body.path, eqn, body.runs, body.refs)
         for inner in _bodies(grid, eqn, body):
@@ -112,7 +112,7 @@ def _equations(grid: GridSteps, body: _Body) -> Iterator[KernelEquation]:
         grid.evaluate(eqn, body.scalars)
 
 
-def _bodies(grid: GridSteps, eqn: JaxprEqn, around: _Body) -> Iterator[_Body]:
+def _bodies(grid: GridSteps, eqn: JaxprEqn, around: _KernelBody) -> Iterator[_KernelBody]:
     """Yield the bodies of an equation that run."""
     path, control = (*around.path, eqn), regions(eqn)
     if control is not None:
@@ -122,12 +122,12 @@ def _bodies(grid: GridSteps, eqn: JaxprEqn, around: _Body) -> Iterator[_Body]:
                 operands = [eqn.invars[i] for i in control.regions[number].ins]
                 scalars = _arguments(grid, control, number, around.scalars)
                 refs = _refs(jaxpr.invars, operands, around.refs)
-                yield _Body(jaxpr, scalars, runs, path, refs)
+                yield _KernelBody(jaxpr, scalars, runs, path, refs)
     elif cost_rules.get(eqn.primitive.name) is None:
         for _, inner in run_jaxprs(eqn):
             jaxpr = jaxcompat.open_jaxpr(inner)
             refs = _refs((*jaxpr.constvars, *jaxpr.invars), eqn.invars, around.refs)
-            yield _Body(jaxpr, {}, around.runs, path, refs)
+            yield _KernelBody(jaxpr, {}, around.runs, path, refs)
 
 
 def _refs(

@@ -26,6 +26,7 @@ from .commands.compare.verify import verify as verify
 from .commands.cost.estimate import cost as cost
 from .commands.determinism.determinism import determinism as determinism
 from .commands.diff.diff import diff as diff
+from .commands.kernels.kernels import kernels as kernels
 from .commands.lint.lint import lint as lint
 from .commands.memory.compiled import compiled_memory as compiled_memory
 from .commands.memory.estimate import memory as memory

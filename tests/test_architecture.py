@@ -138,17 +138,18 @@ def test_imports_go_downward():
 INNER_FLOORS = {
     "ir": "differences|body_matching repetition"
     "|conversions donation equivalence meshes specialization|program|ragged"
-    "|arguments expansions symbols|custom_rules notation|dataflow rewrite|equations evaluation hlo"
+    "|arguments expansions symbols|custom_rules notation|dataflow kernel_calls rewrite"
+    "|equations evaluation hlo"
     "|regions scopes traits|checkpoints frames keys rules source_names|places source_text"
     "|backends documents dtypes process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|retrace"
     "|framework",
     "render": "page|reports|terminal|documents views",
     "execute": "profile stepping|running sandbox",
-    "analysis": "kernels points|devices stats",
+    "analysis": "grids kernels points|devices stats",
     "api": "program|jit methods targets vmap",
     "commands": "backends outline precision report upgrade vmap|opt reduce unzip|check explain show"
-    "|record|lint source|why|run|determinism|diff|bench profile residuals|compare cost"
+    "|record|lint source|why|run|determinism|diff|bench kernels profile residuals|compare cost"
     "|browse emit memory nans serve shapecheck shardings skill watch",
     "cli": "main|app|errors session|launch|options"
     "|completion pipeline_steps printed_results running|output",

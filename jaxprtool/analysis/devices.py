@@ -2,9 +2,9 @@
 
 A device has one rate for matrix products of each dtype, one for everything else on its vector
 units, and one memory bandwidth. What may run on any unit, such as a kernel, has the highest rate.
-At best, computation and memory traffic overlap, so the longer of the two is a lower bound of the
-time, and the bottleneck. (S. Williams, A. Waterman and D. Patterson, "Roofline:
-an insightful visual performance model", 2009.)
+At best, the units and the memory work at the same time, so the longest of their times is a lower
+bound of the time, and the bottleneck. (S. Williams, A. Waterman and D. Patterson, "Roofline: an
+insightful visual performance model", 2009.)
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class DeviceSpec:
         vector: FLOP/s of everything else.
         bandwidth: Memory bandwidth, in bytes a second.
         source: Where the figures are from.
+        vmem: The bytes of the vector memory of a TPU's core; None for other devices.
+        kernel_vmem: How much of it a kernel may use by default.
     """
 
     name: str
@@ -63,14 +65,15 @@ class DeviceSpec:
     vector: float
     bandwidth: float
     source: str = ""
+    vmem: int | None = None
+    kernel_vmem: int | None = None
 
     def bound(self, group: Counted) -> Bound:
         """Return a lower bound of the time of a group."""
         of_products = sum(group.products.values())
         rest = group.work.flops + group.work.transcendentals - of_products
-        compute = rest / self.vector
-        for name, flops in group.products.items():
-            compute += flops / self.rate(name)
+        products = sum(flops / self.rate(name) for name, flops in group.products.items())
+        compute = max(rest / self.vector, products)
         memory = group.work.bytes / self.bandwidth
         return Bound(max(compute, memory), "compute" if compute >= memory else "memory")
 
@@ -131,13 +134,23 @@ def _nvidia(
     return DeviceSpec(name, rates, f32 * _TERA, gigabytes * _GIGA, source)
 
 
-def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> DeviceSpec:
-    """Return a TPU.
+def _tpu(
+    name: str,
+    bf16: float,
+    int8: float,
+    gigabytes: float,
+    vector: float,
+    mebibytes: tuple[int, int],
+    source: str,
+) -> DeviceSpec:
+    """Return a TPU. The mebibytes are those of a core's vector memory, and a kernel's limit.
 
     A product of f32 costs as much as one of bf16 by default, and as much as six at the highest
     precision.
 
-    No figure is published for the vector units; a fortieth of the bf16 rate is assumed.
+    No figure is published for the vector units. Four operations in each of the 8 x 128 lanes of a
+    core are assumed, at the clock that the bf16 rate implies: 1.5 GHz on v5e, 1.75 GHz on v5p. For
+    v6e, a fortieth of the bf16 rate is assumed.
     """
     products = {
         "bf16": bf16,
@@ -148,7 +161,8 @@ def _tpu(name: str, bf16: float, int8: float, gigabytes: float, source: str) -> 
         "u8": int8,
     }
     rates = {key: value * _TERA for key, value in products.items()}
-    return DeviceSpec(name, rates, bf16 / 40 * _TERA, gigabytes * _GIGA, source)
+    vmem, limit = (size << 20 for size in mebibytes)
+    return DeviceSpec(name, rates, vector * _TERA, gigabytes * _GIGA, source, vmem, limit)
 
 
 def _with_fp8(device: DeviceSpec, teraflops: float) -> DeviceSpec:
@@ -172,9 +186,9 @@ DEVICES: dict[str, DeviceSpec] = {
         ),
         _nvidia("a100", 312, 156, 19.5, 19.5, 624, 2039, "NVIDIA A100 datasheet, SXM, 80 GB"),
         _with_fp8(_nvidia("l4", 121, 60, 30.3, 0.47, 242.5, 300, "NVIDIA L4 datasheet"), 242.5),
-        _tpu("tpu-v5e", 197, 394, 819, "Google Cloud documentation, TPU v5e"),
-        _tpu("tpu-v5p", 459, 918, 2765, "Google Cloud documentation, TPU v5p"),
-        _tpu("tpu-v6e", 918, 1836, 1640, "Google Cloud documentation, TPU v6e"),
+        _tpu("tpu-v5e", 197, 394, 819, 6.1, (128, 16), "Google Cloud documentation, TPU v5e"),
+        _tpu("tpu-v5p", 459, 918, 2765, 14.3, (64, 16), "Google Cloud documentation, TPU v5p"),
+        _tpu("tpu-v6e", 918, 1836, 1640, 23, (128, 32), "Google Cloud documentation, TPU v6e"),
         DeviceSpec(
             "m3",
             {},

@@ -408,6 +408,15 @@ def fields_of(value: Any) -> tuple[str, dict[str, Any]] | None:
     }
 
 
+def without_defaults(value: object) -> object:
+    """Return a dataclass as a record of the fields that are not at their defaults; others as is."""
+    if not dataclasses.is_dataclass(value) or (record := fields_of(value)) is None:
+        return value
+    defaults = {f.name: f.default for f in dataclasses.fields(value)}
+    changed = {k: v for k, v in record[1].items() if v is not defaults[k] and v != defaults[k]}
+    return Record(record[0], **changed)
+
+
 # --- reachability ---------------------------------------------------------------------------------
 # Find the nodes of a graph that can be reached from others.
 

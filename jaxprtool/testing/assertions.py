@@ -133,6 +133,8 @@ _VERBS: dict[Quantity, str] = {
     "peak_bytes": "needs",
     "equations": "has",
     "residual_bytes": "keeps",
+    "vmem_bytes": "takes",
+    "hbm_bytes": "copies",
     "collectives_bytes": "sends",
     "compiles": "compiled",
 }
@@ -140,6 +142,8 @@ _VERBS: dict[Quantity, str] = {
 _WHAT: dict[Quantity, str] = {
     "peak_bytes": " at its peak",
     "residual_bytes": " of residuals",
+    "vmem_bytes": " of vector memory",
+    "hbm_bytes": " in kernels",
     "collectives_bytes": " from each device",
 }
 
@@ -199,6 +203,8 @@ _OF: dict[Quantity, str] = {
     "peak_bytes": "bytes at the peak",
     "equations": "equations",
     "residual_bytes": "residuals",
+    "vmem_bytes": "vector memory",
+    "hbm_bytes": "bytes that kernels copy",
     "collectives_bytes": "bytes sent",
 }
 
@@ -460,6 +466,8 @@ def assert_budget(
     compiles: int | None = None,
     collectives_bytes: float | str | None = None,
     residual_bytes: float | str | None = None,
+    vmem_bytes: float | str | None = None,
+    hbm_bytes: float | str | None = None,
 ) -> None:
     """Assert that a program stays within budgets.
 
@@ -481,6 +489,9 @@ def assert_budget(
             shardings`.
         residual_bytes: The maximum number of bytes that the gradient keeps from the forward to the
             backward pass; see `jaxprtool residuals`.
+        vmem_bytes: The maximum vector memory that a Pallas kernel takes; see `jaxprtool kernels`.
+        hbm_bytes: The maximum number of bytes that all Pallas kernels copy; see `jaxprtool
+            kernels`.
 
     Raises:
         AssertionError: If a budget is exceeded. The message has the lines that cost most.
@@ -491,6 +502,8 @@ def assert_budget(
         "peak_bytes": peak_bytes,
         "equations": equations,
         "residual_bytes": residual_bytes,
+        "vmem_bytes": vmem_bytes,
+        "hbm_bytes": hbm_bytes,
         "collectives_bytes": collectives_bytes,
         "compiles": compiles,
     }

@@ -17,6 +17,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.estimate import LineReader, cost
 from jaxprtool.commands.diff.diff import Diff, diff
+from jaxprtool.commands.kernels.kernels import kernels
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.commands.record.record import recorded_compilations
 from jaxprtool.commands.record.table import reason_text
@@ -33,7 +34,14 @@ from jaxprtool.recording.recorded_run import Compilation
 
 #: The quantities that a budget may limit.
 Quantity: TypeAlias = Literal[
-    "flops", "peak_bytes", "equations", "residual_bytes", "collectives_bytes", "compiles"
+    "flops",
+    "peak_bytes",
+    "equations",
+    "residual_bytes",
+    "vmem_bytes",
+    "hbm_bytes",
+    "collectives_bytes",
+    "compiles",
 ]
 
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
@@ -97,8 +105,9 @@ def measure(
     Args:
         program: The program; None if only compilations are counted.
         quantities: Their names: "flops", "peak_bytes" and "equations" as `cost`, `memory` and
-            `show --stats` state them, "residual_bytes" as `residuals` does, "collectives_bytes" for
-            the bytes that each device sends, as `shardings` does, and "compiles".
+            `show --stats` state them, "residual_bytes" as `residuals` does, "vmem_bytes" and
+            "hbm_bytes" as `kernels` does, "collectives_bytes" for the bytes that each device sends,
+            as `shardings` does, and "compiles".
         arguments: The flat arguments, if they lie on several devices, for "collectives_bytes".
         call: Calls the function, for "compiles": the programs that JAX compiles in this call are
             counted, without single operations outside of `jit`.
@@ -201,11 +210,29 @@ def _residual_bytes(program: Program) -> QuantityAmount:
     return _measure("residual_bytes", _number("residual_bytes", kept.total_bytes), by_place)
 
 
+def _vmem_bytes(program: Program) -> QuantityAmount:
+    report = kernels(program)
+    by_line: Counter[str] = Counter()
+    for row in report.kernels:
+        by_line[_own(row.place)] = max(by_line[_own(row.place)], row.vmem_bytes or 0)
+    return _measure("vmem_bytes", report.vmem_bytes, by_line)
+
+
+def _hbm_bytes(program: Program) -> QuantityAmount:
+    report = kernels(program)
+    by_line: Counter[str] = Counter()
+    for row in report.kernels:
+        by_line[_own(row.place)] += _number("hbm_bytes", row.work.bytes * row.calls)
+    return _measure("hbm_bytes", by_line.total(), by_line)
+
+
 _MEASURES: Mapping[str, Callable[[Program], QuantityAmount]] = {
     "flops": _flops,
     "peak_bytes": _peak_bytes,
     "equations": _equations,
     "residual_bytes": _residual_bytes,
+    "vmem_bytes": _vmem_bytes,
+    "hbm_bytes": _hbm_bytes,
 }
 
 

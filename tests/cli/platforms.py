@@ -63,6 +63,7 @@ WITHOUT_DEVICES = """
     diff m.py:f m.py:loss
     why m.py:loss x
     cost m.py:f
+    kernels m.py:f
     memory m.py:f
     residuals m.py:loss
     outline m.py:loss

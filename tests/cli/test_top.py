@@ -21,6 +21,7 @@ LISTING = {
     "compare": ["long.py:values", "long.py:others"],
     "cost": ["long.py:values"],
     "diff": ["long.py:values", "long.py:others"],
+    "kernels": [],
     "lint": ["long.py:sorts"],
     "memory": ["long.py:values"],
     "nans": ["long.py:logs"],
@@ -38,9 +39,9 @@ LISTING = {
 }
 
 #: The commands whose lists are compared here. `nans` shows details of one finding without either
-#: option, times of `profile` vary, `record` fits a screen, and `outline` and `precision` have long
-#: lists for large programs only.
-BOUNDED = sorted(LISTING.keys() - {"nans", "profile", "record", "outline", "precision"})
+#: option, times of `profile` vary, `record` fits a screen, `kernels` finds none in the module, and
+#: `outline` and `precision` have long lists for large programs only.
+BOUNDED = sorted(LISTING.keys() - {"kernels", "nans", "profile", "record", "outline", "precision"})
 
 #: Those that compile a program several times.
 COMPILING = ("compare", "residuals", "shardings")

@@ -24,6 +24,7 @@ FAMILIES = {
     "6": "Callbacks and keys",
     "7": "Numerics",
     "8": "Gradients",
+    "9": "Pallas kernels",
 }
 
 

@@ -68,6 +68,8 @@ _CHECKS = {
     "peak-bytes": "The program needs more memory at its peak than its budget.",
     "equations": "The program has more equations than its budget.",
     "residual-bytes": "The gradient keeps more between its passes than its budget.",
+    "vmem-bytes": "A Pallas kernel takes more vector memory than its budget.",
+    "hbm-bytes": "The Pallas kernels copy more than their budget.",
     "collectives-bytes": "Each device sends more than its budget.",
     "compiles": "The function compiles more programs than its budget.",
     "no": "The program has a primitive or a dtype that it may not have.",

@@ -8,11 +8,11 @@ there would be too many equations; loops and branches have bodies of their own.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import jax
 
@@ -27,16 +27,39 @@ from jaxprtool.commands.cost.rules import (
     maximum_work,
     minimum_work,
     product_of,
+    runs_of,
     total,
     trip_count,
     work_of,
 )
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.equations import size_in_bytes
-from jaxprtool.ir.regions import Regions, ShardMap, run_jaxprs, view
+from jaxprtool.ir.equations import fields_of, size_in_bytes
+from jaxprtool.ir.regions import Regions, ShardMap, regions, run_jaxprs, view
+from jaxprtool.ir.rules import rule
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.cost.kernels import KernelCost, KernelEquation
+
+
+@rule(cost_rules, "pallas_call")
+def _pallas_call(eqn: JaxprEqn) -> Work | None:
+    """Return the cost of a call of a kernel, or the author's estimate if its body is unknown."""
+    from jaxprtool.commands.cost.kernels import counted_kernel
+
+    if (cost := counted_kernel(eqn)) is not None:
+        read, written = cost.touched("input"), cost.touched("output")
+        return cost.most._replace(bytes_read=read, bytes_written=written)
+    estimate = fields_of(eqn.params.get("cost_estimate"))
+    if estimate is None:
+        return None
+    _, figures = estimate
+    written = sum(size_in_bytes(v.aval) for v in eqn.outvars)
+    read = max(figures["bytes_accessed"] - written, 0)
+    return Work(figures["flops"], figures["transcendentals"], read, written)
+
 
 # --- bodies ---------------------------------------------------------------------------------------
 # Estimate the cost of the equations of each body of a program, for one run of the body.
@@ -52,6 +75,7 @@ class Item:
         bodies: The bodies that it runs.
         devices: The number of devices that it runs on: those of the `shard_map` it is or is in.
         product: The precision of a matrix product (`rules.product_of`); "" for other equations.
+        kernel: The equations of a Pallas kernel, whose operations are not in `work`.
     """
 
     node: KernelNode
@@ -59,6 +83,7 @@ class Item:
     bodies: tuple[Jaxpr, ...]
     devices: int
     product: str = ""
+    kernel: KernelCost | None = None
 
     @property
     def eqn(self) -> JaxprEqn:
@@ -69,6 +94,11 @@ class Item:
     def held(self) -> Regions | None:
         """The regions of the equation, if it has any."""
         return self.node.held
+
+    def inside(self, inner: KernelEquation, least: Work, most: Work, product: str) -> Item:
+        """Return an equation of the kernel, with its cost in a call, as an item."""
+        node = replace(self.node, eqn=inner.eqn, calls=(*self.node.calls, self.eqn, *inner.path))
+        return Item(node, most, (), self.devices, product)
 
 
 @dataclass(frozen=True)
@@ -95,6 +125,7 @@ class BodyCosts:
     def __init__(self, symbols: Sizes, has_bytes: bool = True) -> None:
         self._symbols, self._has_bytes = symbols, has_bytes
         self._meshes: dict[int, int] = {}
+        self._kernels: dict[int, KernelCost | None] = {}
         #: The number of equations of each primitive whose cost is unknown.
         self.unknown: Counter[str] = Counter()
         #: Whether the program has a collective.
@@ -120,9 +151,13 @@ class BodyCosts:
         if bodies:
             return Item(node, NOTHING, bodies, devices * self._devices(eqn))
         like = traits(eqn)
+        kernel = self._kernel(eqn)
         if like.collective:
             work: Work | None = collective(eqn)
             self.communicates = True
+        elif kernel is not None:
+            work = Work(bytes_read=kernel.touched("input"), bytes_written=kernel.touched("output"))
+            self.unknown.update(kernel.uncounted)
         else:
             work = work_of(_with_drops(node, read))
         if work is None:
@@ -131,7 +166,25 @@ class BodyCosts:
         if self._has_bytes:
             work = _with_bytes(work, node, kernels, sizes)
         product = product_of(eqn) if like.expensive or like.opaque else ""
+        if kernel is not None:
+            return Item(node, work, (), devices, kernel=kernel)
         return Item(node, work, (), devices, product)
+
+    def _kernel(self, eqn: JaxprEqn) -> KernelCost | None:
+        """Return the cost of a Pallas kernel; None for other equations."""
+        if not traits(eqn).opaque:
+            return None
+        if id(eqn) not in self._kernels:
+            from jaxprtool.commands.cost.kernels import counted_kernel  # few programs have kernels
+
+            self._kernels[id(eqn)] = counted_kernel(eqn)
+        return self._kernels[id(eqn)]
+
+    def members_of_kernels(self) -> Iterator[int]:
+        """Yield the `id` of each equation inside of a kernel; all of them are live."""
+        for kernel in filter(None, self._kernels.values()):
+            for equation, *_ in kernel.equations:
+                yield from map(id, (*equation.path, equation.eqn))
 
     def _devices(self, eqn: JaxprEqn) -> int:
         """Return the number of devices that a call runs its body on."""
@@ -296,6 +349,9 @@ class Sums:
             elif item.work is not NOTHING:
                 key = self._grouping.key(item, body)
                 works[key].append((item.work.times(devices), item.product))
+            if item.kernel is not None:
+                for key, tally in self._inside_kernel(item, item.kernel, body):
+                    _add(sums, key, tally.times(devices))
         for key, items in works.items():
             sums.setdefault(key, CostTally()).add_items(items)
         return sums
@@ -319,6 +375,17 @@ class Sums:
         for tally in (sums := together(by_body)).values():
             tally.per_round = True
         return sums
+
+    def _inside_kernel(
+        self, item: Item, kernel: KernelCost, body: CostedBody
+    ) -> Iterator[tuple[Key, CostTally]]:
+        """Yield the costs of the equations of a kernel in a call, and their groups."""
+        for equation in kernel.equations:
+            inner, least, most, product = equation
+            key = self._grouping.key(item.inside(*equation), body)
+            flops = {product: most.flops} if product else {}
+            tally = CostTally(least, most, inner.runs.per_round, flops)
+            yield self._grouping.lifted(key, item, body, 0), tally
 
 
 def _add(sums: Tallies, key: Key, tally: CostTally) -> None:
@@ -355,3 +422,54 @@ def either_branch(branches: list[Tallies]) -> Tallies:
 
 def _most(of: str, tallies: Iterable[CostTally]) -> Any:
     return reduce(jax.core.max_dim, (tally.products.get(of, 0) for tally in tallies))
+
+
+# --- by equation ----------------------------------------------------------------------------------
+# Count the operations of an equation, including its bodies.
+
+
+class Operations:
+    """The FLOPs and transcendentals of equations; each body is visited once.
+
+    The most expensive branch counts, and all devices of a `shard_map`. A loop with an unknown trip
+    count counts as one iteration, and an equation with an unknown cost as 0.
+    """
+
+    def of(self, eqn: JaxprEqn) -> Any:
+        """Return the number of operations of an equation, which may be symbolic."""
+        control = regions(eqn)
+        if control is not None:
+            return self._held(control)
+        if inner := _inner(eqn):
+            return sum(map(self._body, inner))
+        work = None if traits(eqn).collective else work_of(eqn)
+        return 0 if work is None else work.flops + work.transcendentals
+
+    def is_known(self, eqn: JaxprEqn) -> bool:
+        """Return whether the costs of an equation and of all equations in its bodies are known."""
+        control = regions(eqn)
+        if bodies := _inner(eqn) if control is None else control.jaxprs:
+            return all(map(self._is_known, bodies))
+        return traits(eqn).collective or work_of(eqn) is not None
+
+    def _held(self, control: Regions) -> Any:
+        counts = list(map(self._body, control.jaxprs))
+        if control.kind == "branch":
+            return reduce(jax.core.max_dim, counts)
+        devices = control.view.mesh.size if isinstance(control.view, ShardMap) else 1
+        return sum(counts) * runs_of(control) * devices
+
+    @cached_method
+    def _body(self, jaxpr: Jaxpr) -> Any:
+        return sum(map(self.of, jaxpr.eqns))
+
+    @cached_method
+    def _is_known(self, jaxpr: Jaxpr) -> bool:
+        return all(map(self.is_known, jaxpr.eqns))
+
+
+def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
+    """Return the jaxprs that an equation without regions runs; none if a rule has its cost."""
+    if cost_rules.get(eqn.primitive.name) is not None:
+        return []
+    return [jaxcompat.open_jaxpr(body) for _, body in run_jaxprs(eqn)]

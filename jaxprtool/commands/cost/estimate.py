@@ -185,7 +185,8 @@ def _dead(bodies: BodyCosts, jaxpr: Jaxpr) -> Group | None:
     live = live_part(jaxpr)
     if all(len(run.inside) == len(run.jaxpr.eqns) for run in live.runs()):
         return None
-    tally = Sums(bodies, ByUse(live.members()))[jaxpr].get(False)
+    members = {*live.members(), *bodies.members_of_kernels()}
+    tally = Sums(bodies, ByUse(members))[jaxpr].get(False)
     return None if tally is None else group_of(tally)
 
 

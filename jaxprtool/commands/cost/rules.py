@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from functools import reduce
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +15,12 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.devices import ANY_UNIT
-from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.documents import Number
 from jaxprtool.ir.equations import equations, size_in_bytes
-from jaxprtool.ir.regions import Regions, ShardMap, While, regions, run_jaxprs
+from jaxprtool.ir.regions import Regions, While
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal
 
 # --- work -----------------------------------------------------------------------------------------
 # The quantities that a cost consists of: FLOPs, bytes and so on.
@@ -206,7 +204,12 @@ def _clamp(eqn: JaxprEqn) -> Work:
 @rule(cost_rules, "axis_index", "dim_as_value", "create_token", "after_all", "empty", "random_seed")
 @rule(cost_rules, "debug_callback", "debug_print", "io_callback", "inspect_sharding", "sow")
 @rule(cost_rules, "variable", "empty_ref", "new_ref", "free_ref", "freeze", "platform_index")
-@rule(cost_rules, "empty2", "zeros_like")
+@rule(cost_rules, "empty2", "zeros_like", "get", "swap", "program_id", "num_programs")
+@rule(cost_rules, "multiple_of", "max_contiguous", "masked_load", "masked_swap", "delay")
+@rule(
+    cost_rules, "semaphore_read", "semaphore_signal", "semaphore_wait", "dma_wait", "debug_barrier"
+)
+@rule(cost_rules, "get_barrier_semaphore", "prng_seed", "roll", "bitcast", "add_dependency")
 def _no_arithmetic(eqn: JaxprEqn) -> Work:
     return NOTHING
 
@@ -611,71 +614,6 @@ def _new_keys(eqn: JaxprEqn) -> Work:
 def collective(eqn: JaxprEqn) -> Work:
     """Return the cost of a collective: the bytes that each device sends."""
     return Work(bytes_communicated=sum(size_in_bytes(v.aval) for v in eqn.invars))
-
-
-# --- kernels with an estimate ---------------------------------------------------------------------
-
-
-@rule(cost_rules, "pallas_call")
-def _pallas_call(eqn: JaxprEqn) -> Work | None:
-    """Return the kernel's own estimate, if it has one."""
-    estimate = eqn.params.get("cost_estimate")
-    if estimate is None:
-        return None
-    written = sum(size_in_bytes(v.aval) for v in eqn.outvars)
-    read = max(estimate.bytes_accessed - written, 0)
-    return Work(estimate.flops, estimate.transcendentals, read, written)
-
-
-# --- by equation ----------------------------------------------------------------------------------
-# Count the operations of an equation, including its bodies.
-
-
-class Operations:
-    """The FLOPs and transcendentals of equations; each body is visited once.
-
-    The most expensive branch counts, and all devices of a `shard_map`. A loop with an unknown trip
-    count counts as one iteration, and an equation with an unknown cost as 0.
-    """
-
-    def of(self, eqn: JaxprEqn) -> Any:
-        """Return the number of operations of an equation, which may be symbolic."""
-        control = regions(eqn)
-        if control is not None:
-            return self._held(control)
-        if inner := _inner(eqn):
-            return sum(map(self._body, inner))
-        work = None if traits(eqn).collective else work_of(eqn)
-        return 0 if work is None else work.flops + work.transcendentals
-
-    def is_known(self, eqn: JaxprEqn) -> bool:
-        """Return whether the costs of an equation and of all equations in its bodies are known."""
-        control = regions(eqn)
-        if bodies := _inner(eqn) if control is None else control.jaxprs:
-            return all(map(self._is_known, bodies))
-        return traits(eqn).collective or work_of(eqn) is not None
-
-    def _held(self, control: Regions) -> Any:
-        counts = list(map(self._body, control.jaxprs))
-        if control.kind == "branch":
-            return reduce(jax.core.max_dim, counts)
-        devices = control.view.mesh.size if isinstance(control.view, ShardMap) else 1
-        return sum(counts) * runs_of(control) * devices
-
-    @cached_method
-    def _body(self, jaxpr: Jaxpr) -> Any:
-        return sum(map(self.of, jaxpr.eqns))
-
-    @cached_method
-    def _is_known(self, jaxpr: Jaxpr) -> bool:
-        return all(map(self.is_known, jaxpr.eqns))
-
-
-def _inner(eqn: JaxprEqn) -> list[Jaxpr]:
-    """Return the jaxprs that an equation without regions runs; none if a rule has its cost."""
-    if cost_rules.get(eqn.primitive.name) is not None:
-        return []
-    return [jaxcompat.open_jaxpr(body) for _, body in run_jaxprs(eqn)]
 
 
 # --- trip counts ----------------------------------------------------------------------------------

@@ -10,12 +10,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.cost.rules import Operations, trip_count
+from jaxprtool.commands.cost.bodies import Operations
+from jaxprtool.commands.cost.rules import trip_count
 from jaxprtool.ir import source_text
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.donation import Donations, donations
@@ -31,6 +32,10 @@ from jaxprtool.ir.symbols import symbols_of, value_of
 from jaxprtool.ir.traits import Traits, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import UserFrame
+
+if TYPE_CHECKING:
+    from jaxprtool.analysis.grids import GridSteps
+    from jaxprtool.commands.cost.kernels import KernelEquation
 
 # --- linted program -------------------------------------------------------------------------------
 # The program that rules check: its graph, names, frames, and helpers to follow values.
@@ -91,6 +96,20 @@ class LintedProgram:
         for nodes in self._by_name.values():
             if condition(nodes[0]):
                 yield from nodes
+
+    @cached_property
+    def kernels(self) -> list[LintedKernel]:
+        """The Pallas kernels."""
+        nodes = self.of("pallas_call")
+        if not nodes:
+            return []
+        from jaxprtool.analysis.grids import GridSteps  # few programs have kernels
+        from jaxprtool.commands.cost.kernels import kernel_equations
+        from jaxprtool.ir.kernel_calls import kernel_call
+
+        calls = ((node, kernel_call(node.eqn)) for node in nodes)
+        grids = [(node, GridSteps(call)) for node, call in calls if call is not None]
+        return [LintedKernel(node, grid, tuple(kernel_equations(grid))) for node, grid in grids]
 
     @cached_property
     def has_backward(self) -> bool:
@@ -456,6 +475,20 @@ class Node:
     def bytes(self) -> int:
         """The bytes of its results, in all its runs."""
         return sum(value.bytes for value in self.outs) * self.scope.runs
+
+
+class LintedKernel(NamedTuple):
+    """A Pallas kernel.
+
+    Attributes:
+        node: The equation.
+        grid: The steps of its grid.
+        equations: The equations of its body, at every depth.
+    """
+
+    node: Node
+    grid: GridSteps
+    equations: tuple[KernelEquation, ...]
 
 
 class Scope:

@@ -80,6 +80,8 @@ class Memory(Printed):
         unknown: The number of equations of each primitive whose memory is not counted, besides that
             of their operands and results.
         peak_values: The values of `live`, one by one.
+        vmem_bytes: The vector memory of a TPU's core that the largest Pallas kernel takes, besides
+            `peak_bytes`; see `kernels`. 0 without kernels.
     """
 
     name: str
@@ -96,6 +98,7 @@ class Memory(Printed):
     unused_donations: tuple[UnusedDonation, ...] = ()
     unknown: Mapping[str, int] = field(default_factory=dict)
     peak_values: tuple[Live, ...] = field(default=(), repr=False)
+    vmem_bytes: int = 0
 
 
 @without_collector()
@@ -128,7 +131,17 @@ def memory(program: Program | AnyJaxpr) -> Memory:
         lent.unused,
         walked.unknown,
         peak_values,
+        _vmem_bytes(about.jaxpr) if "pallas_call" in walked.unknown else 0,
     )
+
+
+def _vmem_bytes(jaxpr: Jaxpr) -> int:
+    """Return the vector memory of the Pallas kernel that takes most."""
+    from jaxprtool.analysis.grids import GridSteps  # few programs have kernels
+    from jaxprtool.ir.kernel_calls import kernel_call
+
+    grids = [GridSteps(kernel) for kernel in map(kernel_call, equations(jaxpr)) if kernel]
+    return max((grid.vmem_bytes for grid in grids if grid.in_order), default=0)
 
 
 @without_collector()

@@ -107,7 +107,8 @@ def peak_text(memory: Memory) -> str:
     if left_out:
         left_out = f", {left_out} (--compiled counts it)"
     place = f", peak at {where}" if where else ""
-    return f"{memory.name}: {in_bytes(memory.peak_bytes)}{left_out}{place}"
+    kernels = f"; kernels take {in_bytes(memory.vmem_bytes)} of VMEM" if memory.vmem_bytes else ""
+    return f"{memory.name}: {in_bytes(memory.peak_bytes)}{left_out}{place}{kernels}"
 
 
 def unknown_text(unknown: Iterable[str]) -> str:

@@ -76,6 +76,7 @@ def report_command(
     require_measure(measure, backend, device)
     session.start(True if measure else None)
     from jaxprtool.commands.cost.estimate import cost, cost_by_frame
+    from jaxprtool.commands.kernels.kernels import kernels
     from jaxprtool.commands.opt import steps
     from jaxprtool.commands.report.page import Report, report_views
     from jaxprtool.render.terminal.listing import ShowOptions
@@ -99,6 +100,7 @@ def report_command(
         compiled_partition(session, traced, programs) if compiled else None,
         frames=[cost_by_frame(program) for _, program in programs],
         roots=[program.roots for _, program in programs],
+        kernels=[kernels(program) for _, program in programs],
     )
     figures = replace(figures, summaries=_summaries(session, programs, figures))
     session.on_progress("rendering")

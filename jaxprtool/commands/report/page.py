@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxprtool.commands.cost import table
+from jaxprtool.commands.kernels import table as kernels_table
 from jaxprtool.commands.memory import table as memory_table
 from jaxprtool.commands.profile import table as profile_table
 from jaxprtool.commands.profile.page import time_icicle
@@ -18,6 +19,7 @@ from jaxprtool.render.views import Cell, Icicle, Lines, PageView
 
 if TYPE_CHECKING:
     from jaxprtool.commands.cost.estimate import Cost, FrameCost
+    from jaxprtool.commands.kernels.kernels import KernelReport
     from jaxprtool.commands.memory.estimate import Memory
     from jaxprtool.commands.profile.lines import Profile
     from jaxprtool.commands.residuals.residuals import Residuals
@@ -39,6 +41,7 @@ class Report:
         summaries: The summary of each program.
         frames: The cost of each program by scope and line.
         roots: The folders of the user's files of each program.
+        kernels: The Pallas kernels of each program.
     """
 
     costs: Sequence[Cost]
@@ -49,6 +52,7 @@ class Report:
     summaries: Sequence[Summary] = ()
     frames: Sequence[Sequence[FrameCost]] = ()
     roots: Sequence[Sequence[Root]] = ()
+    kernels: Sequence[KernelReport] = ()
 
 
 class SummaryView(NamedTuple):
@@ -124,6 +128,8 @@ def report_views(report: Report, line_of: Lines) -> tuple[list[SummaryView], lis
         memory_table.memory_view(report.memories, devices),
         residuals_table.residuals_view(report.residuals),
     ]
+    if kernel_reports := [entry for entry in report.kernels if entry.kernels]:
+        views.append(kernels_table.kernels_view(kernel_reports))
     if split is not None:
         views.append(shardings_table.shardings_view(split))
     return _summary_views(report, line_of), [linked_view(view, line_of) for view in views]

@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.cost.rules import Operations, runs_of
+from jaxprtool.commands.cost.bodies import Operations
+from jaxprtool.commands.cost.rules import runs_of
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DataFlow, DefiningEquation, DefiningEquations, DefUse, Value
 from jaxprtool.ir.documents import Number, Printed, document

@@ -6,7 +6,6 @@ primitive and parameters, its `Signature`, is computed once for all equations th
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import Record, fields_of, type_of
+from jaxprtool.ir.equations import type_of, without_defaults
 from jaxprtool.ir.notation.names import VariableNames
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
 from jaxprtool.ir.regions import holds_jaxpr
@@ -350,7 +349,7 @@ class TerseNotation(Notation):
         """Return the text of a parameter's value that is not a jaxpr."""
         if self._whole:
             return super().text(value)
-        record = _changed(value)
+        record = without_defaults(value)
         text = super().text(value) if record is value else self._noted(_object_text(record))
         text = _NUMPY_SCALAR.sub(r"\1", text)
         if len(text) <= _LONGEST:
@@ -369,7 +368,7 @@ class TerseNotation(Notation):
             for name, value in whole.pairs
             if not _is_default(name.removesuffix("="), eqn)
         ]
-        if not self._whole and (rows := _kernel_rows(eqn)):
+        if not self._whole and eqn.primitive.name == "pallas_call" and (rows := _rows(eqn)):
             unset = (name for name in _FLAGS if not eqn.params.get(name))
             shown = {f"{name}=" for name in ("grid_mapping", "out_avals", *unset)}
             rest = [(name, value) for name, value in pairs if name not in shown]
@@ -399,6 +398,9 @@ _BOOLEANS = {
     "unit_diagonal": False,
     "weak_type": False,
 }
+
+#: Parameters of kernels that are not written if they are false or empty.
+_FLAGS = ("debug", "input_output_aliases", "interpret")
 
 #: Parameters that are numbers, or tuples of numbers, and are one by default.
 _ONE = {
@@ -440,108 +442,7 @@ def _result_dtype(eqn: JaxprEqn) -> Any:
     return getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
 
 
-# --- kernels --------------------------------------------------------------------------------------
-# The grid of a kernel, and a row for each of its blocks:
-#
-#     grid=(i=2, j=4, k=2)
-#     x=f32[128,128] in [64,64] at (i, k)
-#     acc=f32[64,64] scratch in vmem
+def _rows(kernel: JaxprEqn) -> list[tuple[str, str]]:
+    from jaxprtool.ir.kernel_calls import kernel_rows  # few programs have kernels
 
-#: Parameters of kernels that are not written if they are false or empty.
-_FLAGS = ("debug", "input_output_aliases", "interpret")
-
-#: The operators of index maps, by primitive and the name of a function of `jax.numpy`.
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "eq": "==",
-    "ne": "!=",
-    ("jit", "floor_divide"): "//",
-    ("jit", "remainder"): "%",
-}
-
-_OPERATOR = re.compile(r" [-+*/%<>=!]")
-
-#: The names of the axes of a grid.
-_AXES = "ijklmnop"
-
-
-def _changed(value: object) -> object:
-    """Return a dataclass as a record of the fields that are not at their defaults; others as is."""
-    if not dataclasses.is_dataclass(value) or (record := fields_of(value)) is None:
-        return value
-    defaults = {f.name: f.default for f in dataclasses.fields(value)}
-    changed = {k: v for k, v in record[1].items() if v is not defaults[k] and v != defaults[k]}
-    return Record(record[0], **changed)
-
-
-def _kernel_rows(eqn: JaxprEqn) -> list[tuple[str, str]]:
-    """Return the grid of a kernel, its blocks and its scratch, each with its name and text."""
-    grid, body = eqn.params.get("grid_mapping"), eqn.params.get("jaxpr")
-    if not (hasattr(grid, "block_mappings") and isinstance(body, Jaxpr | ClosedJaxpr)):
-        return []
-    blocks, count = grid.block_mappings, grid.num_index_operands
-    body = jaxcompat.open_jaxpr(body)
-    origins = {i: block.origin for i, block in enumerate(blocks, count)}
-    known = dict(enumerate(body.debug_info.arg_names or ()))
-    names = [known.get(i) or origins.get(i, f"scratch[{i}]") for i in range(len(body.invars))]
-    axes = [str(name) for name in grid.grid_names or _AXES[: len(grid.grid)]]
-    sizes = [str(size) if isinstance(size, int) else "?" for size in grid.grid]
-    texts = [f"{axis}={size}" for axis, size in zip(axes, sizes, strict=False)]
-    rows = [("grid", f"({', '.join(texts)})")]
-    for name, block in zip(names[count:], blocks, strict=False):
-        rows.append((name, _block_text(block, [*axes, *names[:count]])))
-    scratch = count + len(blocks)
-    for name, var in zip(names[scratch:], body.invars[scratch:], strict=True):
-        aval = getattr(var.aval, "inner_aval", var.aval)
-        rows.append((name, f"{type_of(aval)} scratch in {var.aval.memory_space}"))
-    return rows
-
-
-def _block_text(block: Any, names: Sequence[str]) -> str:
-    """Return `f32[128,128] in [64,64] at (i, k)`, and the memory space if not the default."""
-    sizes = [_block_size(dim) for dim in block.block_shape]
-    indices = _index_texts(jaxcompat.open_jaxpr(block.index_map_jaxpr), names)
-    is_whole = sizes == [str(n) for n in block.array_aval.shape] and set(indices) <= {"0"}
-    where = "whole" if is_whole else f"in [{','.join(sizes)}] at ({', '.join(indices)})"
-    space = str(block.transformed_block_aval.memory_space)
-    options = [str(_changed(v)) for v in (block.pipeline_mode, *block.transforms) if v is not None]
-    notes = options if space in ("None", "default") else [space, *options]
-    return ", ".join([f"{type_of(block.array_aval)} {where}", *notes])
-
-
-def _block_size(dim: Any) -> str:
-    """Return the size of a dimension of a block, with its kind unless it counts blocks."""
-    name, fields = fields_of(dim) or (str(dim), {})
-    kind = name.rpartition(".")[2]
-    size = fields.get("block_size")
-    return "None" if kind == "Squeezed" else str(size) if kind == "Blocked" else str(_changed(dim))
-
-
-def _index_texts(jaxpr: Jaxpr, names: Sequence[str]) -> list[str]:
-    """Return the results of an index map as expressions of the axes of the grid."""
-    texts: dict[Any, str] = dict(zip(jaxpr.invars, names, strict=False))
-
-    def text(atom: Any) -> str:
-        return value_text(atom) if isinstance(atom, Literal) else texts.get(atom, "?")
-
-    for eqn in jaxpr.eqns:
-        primitive, operands = eqn.primitive.name, [text(atom) for atom in eqn.invars]
-        name = eqn.params.get("name", primitive)
-        operator = _INFIX.get(primitive if name == primitive else (primitive, name))
-        if primitive == "convert_element_type":
-            expression = operands[0]
-        elif primitive == "get":
-            expression = f"{operands[0]}[{', '.join(operands[1:])}]"
-        elif operator is not None:
-            sides = [f"({t})" if _OPERATOR.search(t) else t for t in operands]
-            expression = f" {operator} ".join(sides)
-        else:
-            expression = f"{name}({', '.join(operands)})"
-        texts.update((var, expression) for var in eqn.outvars)
-    return [text(atom) for atom in jaxpr.outvars]
+    return kernel_rows(kernel)

@@ -107,7 +107,7 @@ def test_a_kernel_has_its_grid_and_a_row_for_each_block_and_scratch():
     lines = """
         grid=(i=2, j=1)
         x_ref=f32[8,128] in [4,128] at (order_ref[(i + 1) % 2], (j * 2) // 2)
-        y_ref=f32[2,4,128] in [None,4,Element(block_size=128)] at (min(i, j), 0, 0)
+        y_ref=f32[2,4,128] in [None,4,Element(128)] at (min(i, j), 0, 0)
         o_ref=f32[8,128] whole, any
         acc_ref=f32[4,128] scratch in vmem
         compiler_params=CompilerParams(vmem_limit_bytes=1048576)

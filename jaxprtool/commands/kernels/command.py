@@ -1,0 +1,53 @@
+"""`jaxprtool kernels`: the Pallas kernels of a program, and whether they fit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from jaxprtool.cli import options, output
+from jaxprtool.cli.options import Panel
+from jaxprtool.cli.session import Session, command
+
+_Steps = Annotated[
+    int,
+    Panel("Kernels").option(
+        "--steps", "N", "Also list the blocks of the first N steps of each grid.", min=0
+    ),
+]
+
+
+@command
+def kernels_command(
+    session: Session,
+    device: options.ModeledDevice = None,
+    steps: _Steps = 0,
+    top: options.Top = None,
+    all: options.All = False,
+    json: options.Json = False,
+) -> None:
+    """Count a program's Pallas kernels: FLOPs, HBM bytes and VMEM.
+
+    FLOPs are those of the body, in each step of the grid. A block is copied only if it is not that
+    of the step before. VMEM has two buffers of a block that depends on the step, padded to tiles.
+    With --device, also show the minimum time of a call, and whether the kernel fits.
+
+    [bold]Example[/]
+
+      jaxprtool kernels jax.experimental.pallas.ops.tpu.example_kernel:double --args "f32[8,128]"
+    """
+    most = options.row_limit(top, all)
+    session.start()
+    from jaxprtool.analysis.devices import device_named
+    from jaxprtool.commands.kernels import table as render
+    from jaxprtool.commands.kernels.kernels import kernels
+    from jaxprtool.commands.kernels.table import KernelsDocument
+
+    if device is not None:
+        device_named(device)  # before the function is traced
+    programs = [program for _, program in session.programs(session.traced())]
+    session.on_progress("counting")
+    reports = [kernels(program, device, steps) for program in programs]
+    if json:
+        output.write_json(KernelsDocument(reports))
+        return
+    output.write_each(render.kernels_table(report, output.width(), most) for report in reports)

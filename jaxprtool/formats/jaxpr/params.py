@@ -565,7 +565,35 @@ def _read_kernel(params: Params, operands: Avals, results: Avals) -> Params:
     return params
 
 
-rule(forms, "mpmd_map", "pallas_call")(Form(read=_read_kernel))
+rule(forms, "mpmd_map")(Form(read=_read_kernel))
+
+
+def _write_pallas_call(eqn: JaxprEqn) -> Params:
+    """Return the parameters with the kernel's name and those of its Refs, which JAX does not."""
+    debug = jaxcompat.open_jaxpr(eqn.params["jaxpr"]).debug_info
+    names = None if debug.arg_names is None else tuple(debug.arg_names)
+    return {"kernel": debug.func_name, "refs": names, **_params(eqn)}
+
+
+def _read_pallas_call(params: Params, operands: Avals, results: Avals) -> Params:
+    kernel, refs = params.pop("kernel"), params.pop("refs")
+    params = _read_kernel(params, operands, results)
+    body = params["jaxpr"]
+    if not isinstance(kernel, str):
+        raise BadParameter("kernel must be a name")
+    if refs is not None and (
+        not isinstance(refs, tuple)
+        or len(refs) != len(body.invars)
+        or not all(isinstance(name, str) for name in refs)
+    ):
+        raise BadParameter(f"refs must be the names of {len(body.invars)} arguments")
+    debug = jaxcompat.open_jaxpr(body).debug_info._replace(func_src_info=kernel, arg_names=refs)
+    return {**params, "jaxpr": jaxcompat.replace_jaxpr(body, debug_info=debug)}
+
+
+rule(forms, "pallas_call")(
+    Form(_write_pallas_call, _read_pallas_call, lambda *_: {"kernel": "jaxpr", "refs": None})
+)
 
 
 # The operands of these are the constants of their bodies, which a file has as arguments.

@@ -138,7 +138,7 @@ def test_imports_go_downward():
 INNER_FLOORS = {
     "ir": "differences|body_matching repetition"
     "|conversions donation equivalence meshes specialization|program|ragged"
-    "|arguments expansions symbols|custom_rules notation|dataflow kernel_calls rewrite"
+    "|arguments expansions symbols|custom_rules notation|dataflow rewrite|kernel_calls"
     "|equations evaluation hlo"
     "|regions scopes traits|checkpoints frames keys rules source_names|places source_text"
     "|backends documents dtypes process trees",

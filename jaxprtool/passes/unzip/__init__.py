@@ -613,6 +613,9 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
 
 def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> VJPRule:
     rule = vjp_rule(eqn)
+    if rule.raises is not None:
+        names = rule.fwd_name, rule.bwd_name
+        return vjp_rule_that_raises(*names, rule.raises, len(body.invars))
     if not all(rule.perturbed):
         raise _refused(eqn, "its rules can differentiate only with respect to some of its operands")
     num_given, n = rule.forwarded.count(None), eqn.params["num_consts"]

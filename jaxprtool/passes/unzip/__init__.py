@@ -34,7 +34,14 @@ from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, UnsupportedError, did_you_mean
-from jaxprtool.ir.custom_rules import following, jvp_rule, rule_key, rules_followed, vjp_rule
+from jaxprtool.ir.custom_rules import (
+    following,
+    jvp_rule,
+    rule_key,
+    rules_followed,
+    vjp_rule,
+    vjp_rule_that_raises,
+)
 from jaxprtool.ir.dataflow import DefUse
 from jaxprtool.ir.dtypes import is_float0
 from jaxprtool.ir.equations import equations, named, type_of

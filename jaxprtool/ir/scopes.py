@@ -265,6 +265,11 @@ def name_scopes(text: str, gradients: bool = True) -> NameScopes:
     return NameScopes(transforms, tuple(scopes))
 
 
+def is_differentiated(eqn: JaxprEqn) -> bool:
+    """Return True if an equation belongs to a gradient."""
+    return "jvp(" in jaxcompat.name_stack(eqn)
+
+
 def is_backward(eqn: JaxprEqn) -> bool:
     """Return True if an equation belongs to the backward part of a gradient."""
     names = jaxcompat.name_stack(eqn)

@@ -18,9 +18,10 @@ from math import inf
 
 from jaxprtool.commands.lint.findings import Findings, all_rules
 from jaxprtool.commands.lint.lint import lint_programs
+from jaxprtool.commands.why.gradients import main_loss
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.documents import listed, plural
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.program import Program, path_parts, program_signature
 from jaxprtool.recording.calls import UNTIL
 from jaxprtool.recording.reasons import compiled_again
 from jaxprtool.recording.recorded_run import Compilation, Function, NextStep, NotFinite, Run
@@ -57,13 +58,15 @@ def next_steps(
     """
     most = max(most_of_run * run.seconds, _LEAST_SECONDS)
     folder = shlex.quote(run.folder.rstrip("/"))
+    gradients = list[NextStep]()
     steps = (
         *_of_kept_calls(run, folder),
         *(_of_values(run, reads) for reads in list(dict.fromkeys(run.not_finite))[:_MOST]),
-        *_of_programs(run, read, codes, folder, most),
+        *_of_programs(run, read, codes, folder, most, gradients),
         *list(_of_recompilations(run, folder))[:_MOST],
     )
-    return steps or tuple(_of_slowest(run, folder))
+    is_shown = any(step.kind == "gradient" for step in steps)
+    return (*(steps or _of_slowest(run, folder)), *(() if is_shown else gradients[-1:]))
 
 
 # --- values that are not finite ---------------------------------------------------------------
@@ -139,8 +142,12 @@ def _of_programs(
     codes: tuple[Sequence[str], Sequence[str]],
     folder: str,
     most_seconds: float,
+    gradients: list[NextStep],
 ) -> Iterator[NextStep]:
-    """Yield the findings of `lint` in the programs: by kind, and the states to donate."""
+    """Yield the findings of `lint` in the programs: by kind, and the states to donate.
+
+    Appends the step that shows the gradient of each program that has one to `gradients`.
+    """
     compilations = [compilation for compilation in run.compilations if compilation.file]
     compilations.sort(key=lambda compilation: compilation.equations)
     checked, deadline = 0, time.process_time() + most_seconds
@@ -152,9 +159,11 @@ def _of_programs(
                 return
             checked += 1
             try:
-                yield compilation.name, read(compilation)
+                program = read(compilation)
             except JaxprToolError:
                 continue  # a plug-in of the script's is missing here; `lint` says so
+            gradients.extend(_of_gradient(compilation, program, folder))
+            yield compilation.name, program
 
     if not compilations:
         return
@@ -164,16 +173,31 @@ def _of_programs(
     except JaxprToolError as error:  # a plug-in with rules cannot be imported
         yield NextStep("skipped", f"lint was not run: {error.message}", command=lint_command)
         return
-    yield from _of_findings(findings, folder)
+    yield from _of_findings(findings.on(lambda name: f"{run.folder.rstrip('/')}/{name}"), folder)
     if checked < len(compilations):
         count = len(compilations) - checked
         of = f"{plural(count, 'program')} of {len(compilations):,}"
         yield NextStep("skipped", f"not checked by lint, to save time: {of}", command=lint_command)
 
 
+def _of_gradient(compilation: Compilation, program: Program, folder: str) -> Iterator[NextStep]:
+    """Yield the command that shows which arguments have a gradient."""
+    trained = (value.name for value in program_signature(program).arguments if "f" in value.type)
+    loss, first = main_loss(program), next(trained, "")
+    if loss and first:
+        name = f"{folder}/{shlex.quote(compilation.name)}:{loss}"
+        command = f"jaxprtool why {name} --gradient {path_parts(first)[0]}"
+        text = f"see which arguments the gradient of {loss} reaches, and what stops it"
+        yield NextStep("gradient", text, command=command, program=compilation.name)
+
+
 def _of_findings(findings: Findings, folder: str) -> Iterator[NextStep]:
     donations = [finding for finding in findings if finding.code == _DONATION]
-    others = [finding for finding in findings if finding.code != _DONATION]
+    gradients = [finding for finding in findings if finding.command]
+    others = [finding for finding in findings if finding not in (*donations, *gradients)]
+    for finding in gradients[:_MOST]:
+        program, command = finding.programs[0], finding.command
+        yield NextStep("gradient", finding.message, finding.line, finding.advice, command, program)
     if others:
         names = {rule.code: rule.name.replace("-", " ") for rule in all_rules()}
         counts = Counter(finding.code for finding in others)

@@ -6,10 +6,12 @@ inputs, depend on values: `commands.why.why_gradient` finds them by running the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import or_
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from jax import numpy as jnp
 
@@ -20,11 +22,12 @@ from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import vjp_rule
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
 from jaxprtool.ir.documents import AnyFloat, Printed, document, listed
-from jaxprtool.ir.equations import is_inexact, type_of
+from jaxprtool.ir.equations import all_jaxprs, is_inexact, type_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
-from jaxprtool.ir.regions import Scan, regions
+from jaxprtool.ir.regions import Scan, regions, sub_jaxprs
+from jaxprtool.ir.scopes import is_differentiated
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat import Literal as LiteralValue
@@ -116,6 +119,7 @@ SINGULAR: Mapping[str, StopReason] = {
     "rsqrt": StopReason("rsqrt and its derivative are infinite at 0", "rsqrt(where(x > 0, x, 1))"),
     "log": StopReason("log and its derivative are infinite at 0", "log(where(x > 0, x, 1))"),
     "log1p": StopReason("the derivative of log1p is infinite at -1", "log1p(where(x > -1, x, 0))"),
+    "gather": StopReason("an index is out of bounds, for which it returns NaN"),
     "div": StopReason("it divides by 0", "x / where(y != 0, y, 1)"),
     "pow": StopReason("the derivative of a power is not finite at 0", "where(x > 0, x, 1) ** p"),
     "acos": StopReason("the derivative of arccos is infinite at -1 and 1"),
@@ -224,6 +228,8 @@ def differentiated_result(program: Program, to: str | None) -> int:
             )
         return position
     scalars = [i for i, (_, aval) in enumerate(results) if _is_scalar(aval)]
+    if len(scalars) > 1:  # what a function inside a gradient keeps for its backward part
+        scalars = [i for i in scalars if not results[i][0].startswith("residual[")] or scalars
     if len(scalars) == 1:
         return scalars[0]
     if scalars:
@@ -296,6 +302,59 @@ def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:
         location = frames.location_of([eqn])
         source = UNKNOWN if location is None else frames.text(location.frame)
         yield Cause(eqn.primitive.name, source, frames.code_of([eqn]))
+
+
+# --- losses ---------------------------------------------------------------------------------------
+# The functions whose gradient a program takes, such as the loss of a training step.
+
+#: The files and lines of a call stack; the columns of one call differ.
+Lines: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def call_lines(stack: Sequence[UserFrame]) -> Lines:
+    """Return the files and lines of a call stack."""
+    return tuple((frame.file, frame.line) for frame in stack)
+
+
+def losses_by_lines(jaxpr: Jaxpr, frames: Frames) -> dict[Lines, str]:
+    """Return the user's functions that run in gradients, by the lines that call them."""
+    eqns = (eqn for body in all_jaxprs(jaxpr) for eqn in body.eqns if is_differentiated(eqn))
+    losses = dict[Lines, str]()
+    for stack in {eqn.source_info.traceback: frames.of(eqn) for eqn in eqns}.values():
+        inside = ""
+        for i, frame in enumerate(stack):
+            if inside:
+                losses.setdefault(call_lines(stack[i:]), inside)
+            if frames.is_users(frame.file):
+                inside = frame.function.rpartition(".")[2]
+        losses.setdefault((), inside)  # the gradient itself is under jax.jit
+    return losses
+
+
+def main_loss(program: Program) -> str:
+    """Return the name of the function whose gradient is most of a program; "" if there is none."""
+    frames, stacks, others = frames_now(program.roots), list[list[str]](), set[str]()
+    todo, seen = [(jaxcompat.open_jaxpr(program.jaxpr), False)], set[Jaxpr]()
+    for body, is_call in todo:
+        others.add(body.debug_info.func_name)
+        for eqn in () if body in seen else body.eqns:
+            users = (frame for frame in frames.of(eqn) if frames.is_users(frame.file))
+            names = [frame.function.rpartition(".")[2] for frame in users]
+            if is_differentiated(eqn):
+                stacks.append(names)
+                continue
+            if not is_call:  # the body of a call may be cached, with the frames of another call
+                others.update(names)
+            inside = sub_jaxprs(eqn)
+            todo += [(jaxcompat.open_jaxpr(inner), bool(traits(eqn).call)) for _, inner in inside]
+        seen.add(body)
+    called = Counter(
+        inner
+        for names in stacks
+        for inner, outer in pairwise(names)
+        if outer in others and inner not in others and inner.isidentifier()
+    )
+    return called.most_common(1)[0][0] if called else ""
 
 
 # --- gradient flow --------------------------------------------------------------------------------

@@ -1,5 +1,7 @@
 """What to do about a recorded run: its findings, with the commands to paste."""
 
+import json
+import shlex
 from dataclasses import replace
 
 import jax
@@ -150,3 +152,26 @@ def test_a_run_without_findings_names_the_report_of_its_slowest_program(tmp_path
     (step,) = run.next_steps
     assert step.command.startswith("jaxprtool report ")
     assert step.text == "see the FLOPs, bytes, memory and gradient of lambda"
+
+
+def test_a_gradient_that_is_zero_has_the_command_that_shows_why(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def loss(params, x):
+        return jnp.square((params["gate"] > 0) * x @ params["w"]).mean()
+
+    with jaxprtool.record("run"):
+
+        @jax.jit
+        def step(params, x):
+            value, slopes = jax.value_and_grad(loss)(params, x)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+        step({"gate": jnp.ones(8), "w": jnp.ones((8, 8))}, jnp.ones((4, 8)))
+    (zero,) = read_run("run").next_steps
+    assert zero.text.startswith("the gradient with respect to params['gate'] is zero: gt (")
+    assert zero.command == """jaxprtool why run/step:loss --gradient "params['gate']\""""
+    shown = cli(*shlex.split(zero.command)[1:])
+    assert shown.code == 0 and "a comparison has no derivative" in shown.out
+    (finding,) = json.loads(cli("lint", "run/", "--json").out)["findings"]
+    assert (finding["code"], finding["command"]) == ("JT803", zero.command)

@@ -10,17 +10,22 @@ run's time.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
+import jax
+from jax import numpy as jnp
+
 from jaxprtool.commands.lint.findings import Findings, all_rules
 from jaxprtool.commands.lint.lint import lint_programs
 from jaxprtool.commands.why.gradients import main_loss
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.documents import listed, plural
+from jaxprtool.ir.documents import listed, plural, some
+from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program, path_parts, program_signature
 from jaxprtool.recording.calls import UNTIL
 from jaxprtool.recording.reasons import compiled_again
@@ -37,6 +42,9 @@ _MOST_KINDS, _MOST = 3, 2
 
 #: The code of the rule about states that could be donated.
 _DONATION = "JT304"
+
+#: The end of the error of JAX about an array that a function has taken as a donated argument.
+_DELETED = re.compile(r"Array has been deleted with shape=(\w+)\[([\d,]*)\]")
 
 #: Reads the program of a compilation; raises JaxprToolError if it cannot.
 ReadCompiled = Callable[[Compilation], Program]
@@ -61,6 +69,7 @@ def next_steps(
     gradients = list[NextStep]()
     steps = (
         *_of_kept_calls(run, folder),
+        *_of_deleted(run, folder),
         *(_of_values(run, reads) for reads in list(dict.fromkeys(run.not_finite))[:_MOST]),
         *_of_programs(run, read, codes, folder, most, gradients),
         *list(_of_recompilations(run, folder))[:_MOST],
@@ -80,6 +89,28 @@ def _of_kept_calls(run: Run, folder: str) -> Iterator[NextStep]:
             text = f"the arguments of the call of {function.name} that made a NaN are kept"
             command = f"jaxprtool nans {folder}/{shlex.quote(function.name)}"
             yield NextStep("not_finite", text, command=command, program=function.name)
+
+
+def _of_deleted(run: Run, folder: str) -> Iterator[NextStep]:
+    """Yield the functions that took the memory of an array whose reading ended the script."""
+    endings = (_DELETED.search(process.ending) for process in run.processes)
+    for dtype, shape in {(end[1], end[2]) for end in endings if end}:
+        sizes = tuple(int(size) for size in shape.split(",") if size)
+        wanted = type_of(jax.core.ShapedArray(sizes, jnp.dtype(dtype)))
+        for function in run.functions:
+            first = next((c for c in function.compilations if c.file), None)
+            arguments = () if first is None else first.arguments
+            paths = [a.path for a in arguments if a.donated and a.type.lstrip("~") == wanted]
+            if first is not None and paths:
+                yield NextStep(
+                    "donate",
+                    f"an array {wanted} was read after {function.name} took its memory: "
+                    f"{function.name} donates {some(paths, _MOST)}",
+                    function.line,
+                    "use the result instead, copy the array before the call, or do not donate it",
+                    f"jaxprtool memory {folder}/{shlex.quote(first.name)}",
+                    first.name,
+                )
 
 
 def _of_values(run: Run, reads: NotFinite) -> NextStep:
@@ -124,7 +155,7 @@ def _returning(functions: Iterable[Function], type: str) -> Function | None:
 def _recorded_again(command: Sequence[str], function: str) -> str:
     """Return the command that ends the script at the first NaN in the results of a function."""
     if not command:
-        return ""  # an interactive session
+        return f"%%record --keep {function} --until nan"  # the first line of the cell
     is_python = os.path.basename(command[0]).startswith("python") and len(command) > 1
     words = command[1:] if is_python else command
     again = (
@@ -249,5 +280,5 @@ def _of_slowest(run: Run, folder: str) -> Iterator[NextStep]:
     slowest = max(compilations, key=lambda compilation: compilation.seconds, default=None)
     if slowest is not None:
         text = f"see the FLOPs, bytes, memory and gradient of {slowest.name}"
-        command = f"jaxprtool report {folder}/{shlex.quote(slowest.name)} -o report.html"
+        command = f"jaxprtool report {folder}/{shlex.quote(slowest.name)}"
         yield NextStep("lint", text, command=command, program=slowest.name)

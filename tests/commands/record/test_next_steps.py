@@ -61,7 +61,8 @@ def test_the_command_for_a_nan_records_the_script_again(recorded):
     assert first.command == "jaxprtool record --keep step --until nan train.py --steps 2"
     other = next_steps(replace(recorded, command=("bash", "a b.sh")), unreadable)[0]
     assert other.command == "jaxprtool record --keep step --until nan -- bash 'a b.sh'"
-    assert next_steps(replace(recorded, command=()), unreadable)[0].command == ""
+    cell = next_steps(replace(recorded, command=()), unreadable)[0].command
+    assert cell == "%%record --keep step --until nan"
 
 
 @pytest.mark.parametrize(
@@ -175,3 +176,27 @@ def test_a_gradient_that_is_zero_has_the_command_that_shows_why(tmp_path, cli, m
     assert shown.code == 0 and "a comparison has no derivative" in shown.out
     (finding,) = json.loads(cli("lint", "run/", "--json").out)["findings"]
     assert (finding["code"], finding["command"]) == ("JT803", zero.command)
+
+
+def test_an_array_that_was_read_after_it_was_donated_is_named(recorded):
+    (function,) = (function for function in recorded.functions if function.name == "step")
+    first, *others = function.compilations
+    donated = tuple(replace(argument, donated=True) for argument in first.arguments[:1])
+    function = replace(function, compilations=(replace(first, arguments=donated), *others))
+    ended = "RuntimeError: Array has been deleted with shape=float32[1024,512]."
+    processes = tuple(replace(process, ending=ended) for process in recorded.processes)
+    run = replace(recorded, processes=processes, functions=(function,), not_finite=())
+    step = next_steps(run, unreadable)[0]
+    assert step.text.endswith("after step took its memory: step donates state['v']")
+    assert step.command == "jaxprtool memory run/step"
+
+
+def test_a_step_without_a_finding_leads_to_its_gradient(tmp_path):
+    with jaxprtool.record(str(tmp_path / "run")):
+        jax.jit(lambda w, x: w - jax.grad(quadratic)(w, x))(jnp.ones(4), jnp.ones(4))
+    _, hint = read_run(str(tmp_path / "run")).next_steps
+    assert hint.command.endswith(":quadratic --gradient w")
+
+
+def quadratic(w, x):
+    return jnp.square(w * x).sum()

@@ -18,6 +18,7 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir import source_text
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import vjp_rule
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
@@ -28,6 +29,7 @@ from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import Scan, regions, sub_jaxprs
 from jaxprtool.ir.scopes import is_differentiated
+from jaxprtool.ir.source_names import SourceNames
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat import Literal as LiteralValue
@@ -39,6 +41,9 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 #: The kinds of gradients. "integer" to "zero" follow from the program alone; the others are found
 #: by running it. A "vanishing" gradient is zero only on these inputs.
 Kind = Literal["integer", "unused", "missing", "zero", "NaN", "infinity", "vanishing", "nonzero"]
+
+#: The maximum number of expressions that read an argument and are followed to the result.
+_MOST_USES = 8
 
 #: The maximum number of scalar results, or of last operations, that are named.
 _FEW = 5
@@ -155,7 +160,19 @@ class Cause:
     remedy: str = ""
 
 
-@document(optional=("type", "norm"))
+class GradientUse(NamedTuple):
+    """An expression of the differentiated function that reads an argument.
+
+    Attributes:
+        code: Its source text: `critic(params, states)`.
+        place: Its line.
+    """
+
+    code: str
+    place: Place
+
+
+@document(optional=("type", "norm", "uses"))
 @dataclass(frozen=True)
 class GradientGroup:
     """Arguments whose gradients are alike.
@@ -171,6 +188,7 @@ class GradientGroup:
         reaches: If it is missing, the other results that depend on it.
         type: The type of the arguments if they are integers.
         norm: The norm of all their gradients, if they were computed.
+        uses: The expressions that the gradient comes from, if there are several.
     """
 
     arguments: tuple[str, ...]
@@ -179,6 +197,7 @@ class GradientGroup:
     reaches: tuple[str, ...] = ()
     type: str = ""
     norm: AnyFloat | None = None
+    uses: tuple[GradientUse, ...] = ()
 
 
 @document(names={"program": "name"}, optional=("value",))
@@ -276,7 +295,7 @@ def known_gradient(program: Program, loss: Program, position: int) -> GradientGr
         for stop in flow.stops
     )
     if flow.reached:
-        return GradientGroup((name,), "nonzero", causes)
+        return GradientGroup((name,), "nonzero", causes, uses=tuple(_uses(loss, position)))
     if flow.zero:
         return GradientGroup((name,), "zero", causes)
     run = forward_slice(top, Start([(top, top.invars[position])]))
@@ -285,6 +304,32 @@ def known_gradient(program: Program, loss: Program, position: int) -> GradientGr
     if not eqns and not reaches:
         return GradientGroup((name,), "unused")
     return GradientGroup((name,), "missing", tuple(_last(program, eqns)), reaches)
+
+
+def _uses(loss: Program, position: int) -> Iterator[GradientUse]:
+    """Yield the expressions of a function through which the gradient of an argument flows.
+
+    Yields nothing unless there are several: a gradient that a `stop_gradient` is to stop, as of the
+    target of a temporal difference, is one of them.
+    """
+    top, frames, names = jaxcompat.open_jaxpr(loss.jaxpr), frames_now(loss.roots), SourceNames()
+    argument, readers = top.invars[position], dict[UserFrame, list[int]]()
+    for i, eqn in enumerate(top.eqns):
+        users = [frame for frame in frames.of(eqn) if frames.is_users(frame.file)]
+        if argument in eqn.invars and users:
+            inside = (f for f in users if f.function.rpartition(".")[2] == loss.name)
+            readers.setdefault(next(inside, users[-1]), []).append(i)
+    uses = list[GradientUse]()
+    for frame, numbers in readers.items() if 1 < len(readers) <= _MOST_USES else ():
+        use, eqns = jaxcompat.Var(argument.aval), list(top.eqns)
+        for i in numbers:
+            operands = [use if v is argument else v for v in eqns[i].invars]
+            eqns[i] = eqns[i].replace(invars=operands)
+        jaxpr = jaxcompat.replace_jaxpr(top, invars=[*top.invars, use], eqns=eqns)
+        if gradient_flow(jaxpr, [len(top.invars)]).reached:
+            text = names.text(frame) or source_text.line(frame.file, frame.line).strip()
+            uses.append(GradientUse(text, frames.text(frame)))
+    yield from dict.fromkeys(uses) if len(uses) > 1 else ()
 
 
 def _no_derivative(primitive: str, has_rule: bool) -> StopReason:

@@ -25,8 +25,8 @@ from jaxprtool.commands.lint.lint import lint_programs
 from jaxprtool.commands.why.gradients import main_loss
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.documents import listed, plural, some
-from jaxprtool.ir.equations import type_of
-from jaxprtool.ir.program import Program, path_parts, program_signature
+from jaxprtool.ir.equations import is_inexact, type_of
+from jaxprtool.ir.program import Program, path_parts
 from jaxprtool.recording.calls import UNTIL
 from jaxprtool.recording.reasons import compiled_again
 from jaxprtool.recording.recorded_run import Compilation, Function, NextStep, NotFinite, Run
@@ -213,8 +213,9 @@ def _of_programs(
 
 def _of_gradient(compilation: Compilation, program: Program, folder: str) -> Iterator[NextStep]:
     """Yield the command that shows which arguments have a gradient."""
-    trained = (value.name for value in program_signature(program).arguments if "f" in value.type)
-    loss, first = main_loss(program), next(trained, "")
+    pairs = zip(program.arg_names, program.jaxpr.invars, strict=True)
+    loss = main_loss(program)
+    first = next((name for name, var in pairs if is_inexact(var)), "")
     if loss and first:
         name = f"{folder}/{shlex.quote(compilation.name)}:{loss}"
         command = f"jaxprtool why {name} --gradient {path_parts(first)[0]}"

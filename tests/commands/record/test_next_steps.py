@@ -10,7 +10,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.record.next_steps import next_steps
-from jaxprtool.commands.record.page import run_page
+from jaxprtool.commands.record.page import record_cell, run_page
 from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.recording.read import read_run
@@ -200,3 +200,9 @@ def test_a_step_without_a_finding_leads_to_its_gradient(tmp_path):
 
 def quadratic(w, x):
     return jnp.square(w * x).sum()
+
+
+def test_the_cell_of_a_notebook_says_how_to_run_it_again(recorded):
+    interactive = replace(recorded, command=())
+    cell = record_cell(replace(interactive, next_steps=next_steps(interactive, unreadable)))
+    assert "<samp>%%record --keep step --until nan</samp>" in cell

@@ -74,8 +74,8 @@ def next_steps(
         *_of_programs(run, read, codes, folder, most, gradients),
         *list(_of_recompilations(run, folder))[:_MOST],
     )
-    is_shown = any(step.kind == "gradient" for step in steps)
-    return (*(steps or _of_slowest(run, folder)), *(() if is_shown else gradients[-1:]))
+    urgent = any(step.kind in ("not_finite", "gradient", "again") for step in steps)
+    return (*(steps or _of_slowest(run, folder)), *(() if urgent else gradients[-1:]))
 
 
 # --- values that are not finite ---------------------------------------------------------------
@@ -217,7 +217,7 @@ def _of_gradient(compilation: Compilation, program: Program, folder: str) -> Ite
     loss = main_loss(program)
     first = next((name for name, var in pairs if is_inexact(var)), "")
     if loss and first:
-        name = f"{folder}/{shlex.quote(compilation.name)}:{loss}"
+        name = f"{folder}/{shlex.quote(compilation.name.partition('@')[0])}:{loss}"
         command = f"jaxprtool why {name} --gradient {path_parts(first)[0]}"
         text = f"see which arguments the gradient of {loss} reaches, and what stops it"
         yield NextStep("gradient", text, command=command, program=compilation.name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from decimal import Decimal
@@ -185,6 +186,12 @@ def some(names: Iterable[str], most: int, end: str = " and {:,} more") -> str:
 def listed(names: Iterable[str], most: int) -> str:
     """Return names as text, shortened after `most`: `a, b, … 3 more`."""
     return some(names, most, ", … {:,} more")
+
+
+def shell_word(word: str) -> str:
+    """Return a word as a shell reads it, in double quotes if it has single ones: `"p['w']"`."""
+    plain = "'" in word and not set(word) & set('"$`\\!')
+    return f'"{word}"' if plain else shlex.quote(word)
 
 
 def in_bytes(count: float) -> str:

@@ -114,6 +114,7 @@ class ScopeReader:
             functions = [path[_depth_of(name, path) :] for path in functions]
         else:
             functions = self._without_common(functions, name)
+            functions = [tuple(map(_no_part, path)) for path in functions]
         names = [self._name_scopes(eqn, not is_whole) for eqn in jaxpr.eqns]
         paths = _with_name_scopes(list(zip(names, functions, strict=True)))
         return self._tree(list(zip(paths, jaxpr.eqns, strict=True)), 0)
@@ -263,6 +264,16 @@ def name_scopes(text: str, gradients: bool = True) -> NameScopes:
         if part:
             scopes.append(part)
     return NameScopes(transforms, tuple(scopes))
+
+
+def _no_part(level: _ScopeLevel) -> _ScopeLevel:
+    """Return a function that is named as a part of a gradient with parentheses: `forward()`."""
+    return level._replace(name=f"{level.name}()") if level.name in _PASSES.values() else level
+
+
+def is_differentiated(eqn: JaxprEqn) -> bool:
+    """Return True if an equation belongs to a gradient."""
+    return "jvp(" in jaxcompat.name_stack(eqn)
 
 
 def is_backward(eqn: JaxprEqn) -> bool:

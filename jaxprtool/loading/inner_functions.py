@@ -16,14 +16,14 @@ from jax.sharding import AxisType
 from jaxprtool import jaxcompat
 from jaxprtool.errors import TargetError, UnsupportedError, did_you_mean
 from jaxprtool.ir.documents import plural, some
-from jaxprtool.ir.equations import holders, part_of
+from jaxprtool.ir.equations import holders, part_of, variables
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward
 from jaxprtool.ir.trees import structure, unique
-from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal
+from jaxprtool.jaxcompat import AnyJaxpr, Atom, DropVar, Jaxpr, JaxprEqn, Literal
 
 #: The number of functions that an error lists.
 _LISTED = 8
@@ -37,11 +37,13 @@ class InnerFunction:
         jaxpr: What it computes. Its variables are those of the program.
         place: Where it is called: `jit at train.py:20`.
         part: The part of a gradient that it is: "forward", "backward", or "".
+        residuals: Its results that only the backward part reads.
     """
 
     jaxpr: AnyJaxpr
     place: str
     part: str = ""
+    residuals: frozenset[Atom] = frozenset()
 
 
 def inner_function(program: Program, name: str) -> tuple[Program, str]:
@@ -140,14 +142,23 @@ def _traced_calls(program: Program, name: str) -> Iterator[InnerFunction]:
             [eqn for eqn in jaxpr.eqns if name in reader.functions(eqn)]
         ]
         for group in groups:
-            parts = {_part(eqn, part) for eqn in group}
             # A function with equations in no gradient takes the gradient itself, of another one.
-            whole = "" in parts
+            # Constants are in no gradient.
+            whole = any(not _part(eqn, part) and variables(eqn.invars) for eqn in group)
             eqns = [eqn for eqn in group if whole or _part(eqn, part) != "backward"]
-            if eqns:
+            if any(type(v) is not DropVar for eqn in eqns for v in eqn.outvars):
                 place = _call_line(eqns[0], name, frames)
                 in_gradient = "" if whole else "forward"
-                yield InnerFunction(part_of(jaxpr, eqns, name), place, in_gradient)
+                residuals = frozenset[Atom]() if whole else _residuals(jaxpr)
+                yield InnerFunction(part_of(jaxpr, eqns, name), place, in_gradient, residuals)
+
+
+def _residuals(jaxpr: Jaxpr) -> frozenset[Atom]:
+    """Return the values that only the backward part of a jaxpr reads."""
+    backward, others = set[Atom](), set[Atom](variables(jaxpr.outvars))
+    for eqn in jaxpr.eqns:
+        (backward if is_backward(eqn) else others).update(variables(eqn.invars))
+    return frozenset(backward - others)
 
 
 def _call_line(eqn: JaxprEqn, name: str, frames: Frames) -> str:
@@ -211,6 +222,11 @@ def _as_program(program: Program, name: str, function: InnerFunction) -> Program
     results = inner.debug_info.result_paths or ()
     if len(results) != count:
         results = ["result"] if count == 1 else [f"result[{i}]" for i in range(count)]
+    if function.residuals:
+        results = [
+            f"residual[{i}]" if v in function.residuals else name
+            for i, (v, name) in enumerate(zip(inner.outvars, results, strict=True))
+        ]
     return program.replace(
         name=name,
         jaxpr=closed,

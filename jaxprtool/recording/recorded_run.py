@@ -279,8 +279,9 @@ class NextStep:
     """What to do about a finding in a run.
 
     Attributes:
-        kind: What was found: values that are not finite, findings of `lint`, a state that could be
-            donated, a function that was compiled again, or that `lint` was not run.
+        kind: What was found: values that are not finite, findings of `lint`, a gradient that is
+            zero, a state that could be donated, a function that was compiled again, or that `lint`
+            was not run.
         text: The finding, in a phrase.
         line: Its first line: `train.py:31`.
         advice: What to do, if that is known.
@@ -288,7 +289,7 @@ class NextStep:
         program: The name of the program that it is about: `step`.
     """
 
-    kind: Literal["not_finite", "lint", "donate", "again", "skipped"]
+    kind: Literal["not_finite", "lint", "gradient", "donate", "again", "skipped"]
     text: str
     line: Place = UNKNOWN
     advice: str = ""

@@ -186,3 +186,17 @@ def test_no_equation_of_a_random_program_is_lost_or_moved():
             check(case.program())
 
     prove_corpus(5, prove)
+
+
+def test_a_function_called_forward_is_not_the_forward_part():
+    def forward(w, x):
+        return jnp.tanh(x @ w)
+
+    def loss(w, x):
+        return forward(w, x).sum()
+
+    def step(w, x):
+        return w - jax.grad(loss)(w, x) + forward(w, x)
+
+    found = names(parts(trace(step, jnp.ones((4, 4)), jnp.ones((4, 4)))))
+    assert set(found) == {"forward/loss", "backward/loss", "forward()"}

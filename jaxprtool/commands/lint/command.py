@@ -81,6 +81,7 @@ def lint_command(
         findings = _of_run(run, session, select or (), ignore or ())
     else:
         findings = _of_programs(session, select or (), ignore or ())
+    findings = findings.on(lambda name: session.target if run is None else f"{run}/{name}")
     if chosen == "json":
         output.write_json(findings)
     elif chosen == "text":

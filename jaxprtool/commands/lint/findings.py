@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.commands.lint.graph import LintedProgram, Node
 from jaxprtool.errors import ArgumentsError, PluginError, described, did_you_mean
-from jaxprtool.ir.documents import Printed, document
+from jaxprtool.ir.documents import Printed, document, shell_word
 from jaxprtool.ir.places import Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -60,6 +60,8 @@ class Finding:
         advice: How to fix it.
         kind: "wrong" if results may be wrong, or "waste".
         programs: The names of the programs that it is in.
+        command: The command that shows more of it, with TARGET for the program; "" if there is
+            none.
         frames: The frames of the line, the innermost first.
     """
 
@@ -70,6 +72,7 @@ class Finding:
     advice: str
     kind: Kind
     programs: tuple[str, ...]
+    command: str
     frames: tuple[UserFrame, ...] = field(repr=False)
 
 
@@ -96,6 +99,27 @@ class Findings(Printed):
     def __len__(self) -> int:
         return len(self.findings)
 
+    def on(self, target_of: Callable[[str], str]) -> Findings:
+        """Return the findings with commands that can be pasted.
+
+        Args:
+            target_of: Returns the TARGET of a program, given its name.
+        """
+        return replace(
+            self,
+            findings=tuple(
+                replace(finding, command=_pasted(finding.command, target_of(finding.programs[0])))
+                for finding in self.findings
+            ),
+        )
+
+
+def _pasted(command: str, target: str) -> str:
+    """Return a command on a TARGET; "" if TARGET is a function, which has none inside."""
+    if "TARGET:" in command and target.rpartition("/")[2].count(":"):
+        return ""
+    return command.replace("TARGET", shell_word(target))
+
 
 class Found(NamedTuple):
     """What the check of a rule yields.
@@ -110,6 +134,8 @@ class Found(NamedTuple):
         bytes: The bytes that it costs.
         flops: The operations that it costs.
         argument: The argument at fault, if the place is the function.
+        command: The command that shows more of it, with TARGET for the program; `TARGET:loss` is
+            the function `loss` inside it.
     """
 
     where: Node | tuple[JaxprEqn, ...] | UserFrame | None
@@ -119,6 +145,7 @@ class Found(NamedTuple):
     bytes: int = 0
     flops: int = 0
     argument: str = ""
+    command: str = ""
 
     @property
     def path(self) -> tuple[JaxprEqn, ...]:

@@ -170,6 +170,17 @@ class LintedProgram:
             count = trees[0].num_leaves if trees else 0
         return tuple(i for i in range(count) if is_inexact(self.top.arguments[i]))
 
+    def argument_number(self, value: Value) -> int | None:
+        """Return the position of the argument that a value is, also of one in a loop; or None."""
+        while value.node is None and value.scope is not None and value.scope.parent is not None:
+            parent = value.scope.parent
+            assert parent.held is not None
+            region = parent.held.regions[value.scope.number_of_body]
+            value = origin(parent.ins[region.ins[value.index]])
+        arguments = self.top.arguments
+        is_argument = value.index < len(arguments) and arguments[value.index] is value
+        return value.index if is_argument else None
+
     @cached_property
     def donations(self) -> Donations:
         """Its donated arguments."""

@@ -184,5 +184,6 @@ def _finding(
         worst.advice,
         rule.kind,
         (name,),
+        worst.command,
         linted.frames.stack(worst.path) if worst.path else frames,
     )

@@ -72,6 +72,8 @@ def _finding(finding: Finding, several: bool, width: int) -> Iterator[list[str]]
     place = SourceLineToken(finding.line or "unknown line")
     yield [place, ": ", PrimitiveName(finding.code), f" {finding.message}"]
     cells: list[list[Any]] = [[f"costs {finding.cost.text}"], [Comment(f"hint: {finding.advice}")]]
+    if finding.command:
+        cells.append([Comment(f"see: {finding.command}")])
     if several:
         cells.append([Comment(f"in {some(finding.programs, _MOST_PROGRAMS)}")])
     for cell in cells:

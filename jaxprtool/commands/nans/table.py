@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -61,13 +62,17 @@ def all_found(search: NanSearch, width: int, top: int | None) -> Rendering:
         Column("iteration"),
         Column("reaches"),
     ]
-    rows = []
+    counts = Counter[tuple[str, ...]]()
     for value in search.found:
         iterations = ", ".join(map(str, value.iteration))
         made_by = value.primitive or value.argument or "the program"
         reached = _reached(value)
         reached = reached if len(reached) <= width // 2 else _reached(value, 1)
-        rows.append([value.kind, made_by, value.source, iterations, reached])
+        counts[value.kind, made_by, value.source, iterations, reached] += 1
+    rows: list[Row] = [
+        [f"{kind} ({count:,} times)" if count > 1 else kind, *others]
+        for (kind, *others), count in counts.items()  # equal blocks of a model
+    ]
     table = Table(f"{search.name}: {len(search.found):,} found", columns, rows)
     return Rendering(drawn(table, top), width)
 

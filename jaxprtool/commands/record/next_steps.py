@@ -10,17 +10,23 @@ run's time.
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 
+import jax
+from jax import numpy as jnp
+
 from jaxprtool.commands.lint.findings import Findings, all_rules
 from jaxprtool.commands.lint.lint import lint_programs
+from jaxprtool.commands.why.gradients import main_loss
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.ir.documents import listed, plural
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.documents import listed, plural, some
+from jaxprtool.ir.equations import is_inexact, type_of
+from jaxprtool.ir.program import Program, path_parts
 from jaxprtool.recording.calls import UNTIL
 from jaxprtool.recording.reasons import compiled_again
 from jaxprtool.recording.recorded_run import Compilation, Function, NextStep, NotFinite, Run
@@ -36,6 +42,9 @@ _MOST_KINDS, _MOST = 3, 2
 
 #: The code of the rule about states that could be donated.
 _DONATION = "JT304"
+
+#: The end of the error of JAX about an array that a function has taken as a donated argument.
+_DELETED = re.compile(r"Array has been deleted with shape=(\w+)\[([\d,]*)\]")
 
 #: Reads the program of a compilation; raises JaxprToolError if it cannot.
 ReadCompiled = Callable[[Compilation], Program]
@@ -57,13 +66,16 @@ def next_steps(
     """
     most = max(most_of_run * run.seconds, _LEAST_SECONDS)
     folder = shlex.quote(run.folder.rstrip("/"))
+    gradients = list[NextStep]()
     steps = (
         *_of_kept_calls(run, folder),
+        *_of_deleted(run, folder),
         *(_of_values(run, reads) for reads in list(dict.fromkeys(run.not_finite))[:_MOST]),
-        *_of_programs(run, read, codes, folder, most),
+        *_of_programs(run, read, codes, folder, most, gradients),
         *list(_of_recompilations(run, folder))[:_MOST],
     )
-    return steps or tuple(_of_slowest(run, folder))
+    urgent = any(step.kind in ("not_finite", "gradient", "again") for step in steps)
+    return (*(steps or _of_slowest(run, folder)), *(() if urgent else gradients[-1:]))
 
 
 # --- values that are not finite ---------------------------------------------------------------
@@ -77,6 +89,28 @@ def _of_kept_calls(run: Run, folder: str) -> Iterator[NextStep]:
             text = f"the arguments of the call of {function.name} that made a NaN are kept"
             command = f"jaxprtool nans {folder}/{shlex.quote(function.name)}"
             yield NextStep("not_finite", text, command=command, program=function.name)
+
+
+def _of_deleted(run: Run, folder: str) -> Iterator[NextStep]:
+    """Yield the functions that took the memory of an array whose reading ended the script."""
+    endings = (_DELETED.search(process.ending) for process in run.processes)
+    for dtype, shape in {(end[1], end[2]) for end in endings if end}:
+        sizes = tuple(int(size) for size in shape.split(",") if size)
+        wanted = type_of(jax.core.ShapedArray(sizes, jnp.dtype(dtype)))
+        for function in run.functions:
+            first = next((c for c in function.compilations if c.file), None)
+            arguments = () if first is None else first.arguments
+            paths = [a.path for a in arguments if a.donated and a.type.lstrip("~") == wanted]
+            if first is not None and paths:
+                yield NextStep(
+                    "donate",
+                    f"an array {wanted} was read after {function.name} took its memory: "
+                    f"{function.name} donates {some(paths, _MOST)}",
+                    function.line,
+                    "use the result instead, copy the array before the call, or do not donate it",
+                    f"jaxprtool memory {folder}/{shlex.quote(first.name)}",
+                    first.name,
+                )
 
 
 def _of_values(run: Run, reads: NotFinite) -> NextStep:
@@ -121,7 +155,7 @@ def _returning(functions: Iterable[Function], type: str) -> Function | None:
 def _recorded_again(command: Sequence[str], function: str) -> str:
     """Return the command that ends the script at the first NaN in the results of a function."""
     if not command:
-        return ""  # an interactive session
+        return f"%%record --keep {function} --until nan"  # the first line of the cell
     is_python = os.path.basename(command[0]).startswith("python") and len(command) > 1
     words = command[1:] if is_python else command
     again = (
@@ -139,8 +173,12 @@ def _of_programs(
     codes: tuple[Sequence[str], Sequence[str]],
     folder: str,
     most_seconds: float,
+    gradients: list[NextStep],
 ) -> Iterator[NextStep]:
-    """Yield the findings of `lint` in the programs: by kind, and the states to donate."""
+    """Yield the findings of `lint` in the programs: by kind, and the states to donate.
+
+    Appends the step that shows the gradient of each program that has one to `gradients`.
+    """
     compilations = [compilation for compilation in run.compilations if compilation.file]
     compilations.sort(key=lambda compilation: compilation.equations)
     checked, deadline = 0, time.process_time() + most_seconds
@@ -152,9 +190,11 @@ def _of_programs(
                 return
             checked += 1
             try:
-                yield compilation.name, read(compilation)
+                program = read(compilation)
             except JaxprToolError:
                 continue  # a plug-in of the script's is missing here; `lint` says so
+            gradients.extend(_of_gradient(compilation, program, folder))
+            yield compilation.name, program
 
     if not compilations:
         return
@@ -164,16 +204,32 @@ def _of_programs(
     except JaxprToolError as error:  # a plug-in with rules cannot be imported
         yield NextStep("skipped", f"lint was not run: {error.message}", command=lint_command)
         return
-    yield from _of_findings(findings, folder)
+    yield from _of_findings(findings.on(lambda name: f"{run.folder.rstrip('/')}/{name}"), folder)
     if checked < len(compilations):
         count = len(compilations) - checked
         of = f"{plural(count, 'program')} of {len(compilations):,}"
         yield NextStep("skipped", f"not checked by lint, to save time: {of}", command=lint_command)
 
 
+def _of_gradient(compilation: Compilation, program: Program, folder: str) -> Iterator[NextStep]:
+    """Yield the command that shows which arguments have a gradient."""
+    pairs = zip(program.arg_names, program.jaxpr.invars, strict=True)
+    loss = main_loss(program)
+    first = next((name for name, var in pairs if is_inexact(var)), "")
+    if loss and first:
+        name = f"{folder}/{shlex.quote(compilation.name.partition('@')[0])}:{loss}"
+        command = f"jaxprtool why {name} --gradient {path_parts(first)[0]}"
+        text = f"see which arguments the gradient of {loss} reaches, and what stops it"
+        yield NextStep("gradient", text, command=command, program=compilation.name)
+
+
 def _of_findings(findings: Findings, folder: str) -> Iterator[NextStep]:
     donations = [finding for finding in findings if finding.code == _DONATION]
-    others = [finding for finding in findings if finding.code != _DONATION]
+    gradients = [finding for finding in findings if finding.command]
+    others = [finding for finding in findings if finding not in (*donations, *gradients)]
+    for finding in gradients[:_MOST]:
+        program, command = finding.programs[0], finding.command
+        yield NextStep("gradient", finding.message, finding.line, finding.advice, command, program)
     if others:
         names = {rule.code: rule.name.replace("-", " ") for rule in all_rules()}
         counts = Counter(finding.code for finding in others)
@@ -225,5 +281,5 @@ def _of_slowest(run: Run, folder: str) -> Iterator[NextStep]:
     slowest = max(compilations, key=lambda compilation: compilation.seconds, default=None)
     if slowest is not None:
         text = f"see the FLOPs, bytes, memory and gradient of {slowest.name}"
-        command = f"jaxprtool report {folder}/{shlex.quote(slowest.name)} -o report.html"
+        command = f"jaxprtool report {folder}/{shlex.quote(slowest.name)}"
         yield NextStep("lint", text, command=command, program=slowest.name)

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table as Grid
 from rich.text import Text
 
-from jaxprtool.ir.documents import duration, in_bytes, listed, plural
+from jaxprtool.ir.documents import duration, in_bytes, listed, plural, shell_word
 from jaxprtool.ir.frames import short_paths
 from jaxprtool.ir.notation.tokens import BinderToken, Comment
 from jaxprtool.render.terminal import tables
@@ -316,7 +316,7 @@ def _next_steps(steps: Sequence[NextStep], width: int) -> Group:
 def _command_lines(command: str, width: int) -> list[str]:
     """Return the lines of a command that can be pasted: those but the last end in a backslash."""
     lines: list[str] = []
-    for word in map(shlex.quote, shlex.split("".join(printable([command])))):
+    for word in map(shell_word, shlex.split("".join(printable([command])))):
         if lines and len(lines[-1]) + len(word) + 3 <= width:
             lines[-1] += f" {word}"
         else:

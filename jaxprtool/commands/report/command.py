@@ -17,7 +17,7 @@ from jaxprtool.commands.profile.command import Measure, measured_profile, requir
 from jaxprtool.commands.shardings.command import compiled_partition
 from jaxprtool.commands.show import pages
 from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError
-from jaxprtool.recording.folder import PAGE, recorded_run
+from jaxprtool.recording.folder import PAGE, recorded_run, run_and_program
 
 if TYPE_CHECKING:
     from jaxprtool.cli.session import Named
@@ -58,7 +58,8 @@ def report_command(
     Nothing is compiled without --measure or --compiled.
 
     If TARGET is the folder of a recorded run, the report is the page of the whole run, with its
-    compilations and what to do; -o may be left out.
+    compilations and what to do. -o may be left out, and for a program of a run too: the page of
+    run/step is run/step.html.
 
     [bold]Examples[/]
 
@@ -70,6 +71,7 @@ def report_command(
     if run is not None:
         _report_run(run, session, out, json, measure or compiled)
         return
+    is_named, out = out is not None, out or _in_run(session.target)
     if out is None:
         raise OutputError("report writes an HTML page, but -o is missing", "add -o report.html")
     output.check_out("report", out, json, (), "jaxprtool opt TARGET", page=True)
@@ -112,7 +114,15 @@ def report_command(
     elif out != output.STDOUT:
         from jaxprtool.commands.show.table import summary_table
 
+        if not is_named:
+            output.say_written([out])
         output.write_each(summary_table(entry, output.width()) for entry in figures.summaries)
+
+
+def _in_run(target: str) -> str | None:
+    """Return the page of a program of a run, beside the run's own; None for other targets."""
+    place = run_and_program(target)
+    return None if place is None else os.path.join(place[0], f"{place[1].replace('/', '-')}.html")
 
 
 def _report_run(

@@ -40,9 +40,9 @@ def residuals_table(saved: Residuals, width: int, top: int | None = tables.TALL_
     """Return a row for each of the `top` largest groups (all if None), and the bytes per policy."""
     heading = kept_total_text(saved)
     kept = drawn(_values_table(saved, heading), top) if saved.residuals else Text(heading)
-    parts: list[RenderableType] = [kept, Text()]
+    parts: list[RenderableType] = [kept]
     if saved.policies:
-        parts.append(drawn(_placements(saved) if saved.placements else _policies(saved)))
+        parts += [Text(), drawn(_placements(saved) if saved.placements else _policies(saved))]
     if saved.proposal is not None:
         parts += [Text(), *_proposal(saved.name, saved.proposal, width)]
     return Rendering(Group(*parts), width)

@@ -18,7 +18,7 @@ from jaxprtool.commands.memory import table as memory_table
 from jaxprtool.commands.profile import table as profile_table
 from jaxprtool.commands.residuals import table as residuals_table
 from jaxprtool.ir import source_text
-from jaxprtool.ir.documents import in_bytes, plural, times
+from jaxprtool.ir.documents import in_bytes, plural, shell_word, times
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.notation.tokens import (
@@ -229,7 +229,7 @@ def _suggestion(suggestion: Suggestion, width: int) -> Iterator[Text]:
 
 def _broken(command: str, width: int) -> Iterator[str]:
     line = _INDENT
-    for word in map(shlex.quote, shlex.split(command)):
+    for word in map(shell_word, shlex.split(command)):
         if line.strip() and len(line) + len(word) + len(" \\") > width:
             yield f"{line}\\"
             line = _INDENT * 2

@@ -6,25 +6,30 @@ inputs, depend on values: `commands.why.why_gradient` finds them by running the 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from operator import or_
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError
+from jaxprtool.ir import source_text
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import RuleRaised, vjp_rule
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
 from jaxprtool.ir.documents import AnyFloat, Printed, document, listed
-from jaxprtool.ir.equations import is_inexact, type_of
+from jaxprtool.ir.equations import all_jaxprs, is_inexact, type_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
-from jaxprtool.ir.regions import Scan, regions
+from jaxprtool.ir.regions import Scan, regions, sub_jaxprs
+from jaxprtool.ir.scopes import is_differentiated
+from jaxprtool.ir.source_names import SourceNames
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat import Literal as LiteralValue
@@ -36,6 +41,9 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 #: The kinds of gradients. "integer" to "zero" follow from the program alone; the others are found
 #: by running it. A "vanishing" gradient is zero only on these inputs.
 Kind = Literal["integer", "unused", "missing", "zero", "NaN", "infinity", "vanishing", "nonzero"]
+
+#: The maximum number of expressions that read an argument and are followed to the result.
+_MOST_USES = 8
 
 #: The maximum number of scalar results, or of last operations, that are named.
 _FEW = 5
@@ -116,6 +124,7 @@ SINGULAR: Mapping[str, StopReason] = {
     "rsqrt": StopReason("rsqrt and its derivative are infinite at 0", "rsqrt(where(x > 0, x, 1))"),
     "log": StopReason("log and its derivative are infinite at 0", "log(where(x > 0, x, 1))"),
     "log1p": StopReason("the derivative of log1p is infinite at -1", "log1p(where(x > -1, x, 0))"),
+    "gather": StopReason("an index is out of bounds, for which it returns NaN"),
     "div": StopReason("it divides by 0", "x / where(y != 0, y, 1)"),
     "pow": StopReason("the derivative of a power is not finite at 0", "where(x > 0, x, 1) ** p"),
     "acos": StopReason("the derivative of arccos is infinite at -1 and 1"),
@@ -151,7 +160,19 @@ class Cause:
     remedy: str = ""
 
 
-@document(optional=("type", "norm"))
+class GradientUse(NamedTuple):
+    """An expression of the differentiated function that reads an argument.
+
+    Attributes:
+        code: Its source text: `critic(params, states)`.
+        place: Its line.
+    """
+
+    code: str
+    place: Place
+
+
+@document(optional=("type", "norm", "uses"))
 @dataclass(frozen=True)
 class GradientGroup:
     """Arguments whose gradients are alike.
@@ -167,6 +188,7 @@ class GradientGroup:
         reaches: If it is missing, the other results that depend on it.
         type: The type of the arguments if they are integers.
         norm: The norm of all their gradients, if they were computed.
+        uses: The expressions that the gradient comes from, if there are several.
     """
 
     arguments: tuple[str, ...]
@@ -175,6 +197,7 @@ class GradientGroup:
     reaches: tuple[str, ...] = ()
     type: str = ""
     norm: AnyFloat | None = None
+    uses: tuple[GradientUse, ...] = ()
 
 
 @document(names={"program": "name"}, optional=("value",))
@@ -224,6 +247,8 @@ def differentiated_result(program: Program, to: str | None) -> int:
             )
         return position
     scalars = [i for i, (_, aval) in enumerate(results) if _is_scalar(aval)]
+    if len(scalars) > 1:  # what a function inside a gradient keeps for its backward part
+        scalars = [i for i in scalars if not results[i][0].startswith("residual[")] or scalars
     if len(scalars) == 1:
         return scalars[0]
     if scalars:
@@ -270,7 +295,7 @@ def known_gradient(program: Program, loss: Program, position: int) -> GradientGr
         for stop in flow.stops
     )
     if flow.reached:
-        return GradientGroup((name,), "nonzero", causes)
+        return GradientGroup((name,), "nonzero", causes, uses=tuple(_uses(loss, position)))
     if flow.zero:
         return GradientGroup((name,), "zero", causes)
     run = forward_slice(top, Start([(top, top.invars[position])]))
@@ -279,6 +304,32 @@ def known_gradient(program: Program, loss: Program, position: int) -> GradientGr
     if not eqns and not reaches:
         return GradientGroup((name,), "unused")
     return GradientGroup((name,), "missing", tuple(_last(program, eqns)), reaches)
+
+
+def _uses(loss: Program, position: int) -> Iterator[GradientUse]:
+    """Yield the expressions of a function through which the gradient of an argument flows.
+
+    Yields nothing unless there are several: a gradient that a `stop_gradient` is to stop, as of the
+    target of a temporal difference, is one of them.
+    """
+    top, frames, names = jaxcompat.open_jaxpr(loss.jaxpr), frames_now(loss.roots), SourceNames()
+    argument, readers = top.invars[position], dict[UserFrame, list[int]]()
+    for i, eqn in enumerate(top.eqns):
+        users = [frame for frame in frames.of(eqn) if frames.is_users(frame.file)]
+        if argument in eqn.invars and users:
+            inside = (f for f in users if f.function.rpartition(".")[2] == loss.name)
+            readers.setdefault(next(inside, users[-1]), []).append(i)
+    uses = list[GradientUse]()
+    for frame, numbers in readers.items() if 1 < len(readers) <= _MOST_USES else ():
+        use, eqns = jaxcompat.Var(argument.aval), list(top.eqns)
+        for i in numbers:
+            operands = [use if v is argument else v for v in eqns[i].invars]
+            eqns[i] = eqns[i].replace(invars=operands)
+        jaxpr = jaxcompat.replace_jaxpr(top, invars=[*top.invars, use], eqns=eqns)
+        if gradient_flow(jaxpr, [len(top.invars)]).reached:
+            text = names.text(frame) or source_text.line(frame.file, frame.line).strip()
+            uses.append(GradientUse(text, frames.text(frame)))
+    yield from dict.fromkeys(uses) if len(uses) > 1 else ()
 
 
 def _no_derivative(primitive: str, has_rule: bool) -> StopReason:
@@ -296,6 +347,59 @@ def _last(program: Program, eqns: Sequence[JaxprEqn]) -> Iterator[Cause]:
         location = frames.location_of([eqn])
         source = UNKNOWN if location is None else frames.text(location.frame)
         yield Cause(eqn.primitive.name, source, frames.code_of([eqn]))
+
+
+# --- losses ---------------------------------------------------------------------------------------
+# The functions whose gradient a program takes, such as the loss of a training step.
+
+#: The files and lines of a call stack; the columns of one call differ.
+Lines: TypeAlias = tuple[tuple[str, int], ...]
+
+
+def call_lines(stack: Sequence[UserFrame]) -> Lines:
+    """Return the files and lines of a call stack."""
+    return tuple((frame.file, frame.line) for frame in stack)
+
+
+def losses_by_lines(jaxpr: Jaxpr, frames: Frames) -> dict[Lines, str]:
+    """Return the user's functions that run in gradients, by the lines that call them."""
+    eqns = (eqn for body in all_jaxprs(jaxpr) for eqn in body.eqns if is_differentiated(eqn))
+    losses = dict[Lines, str]()
+    for stack in {eqn.source_info.traceback: frames.of(eqn) for eqn in eqns}.values():
+        inside = ""
+        for i, frame in enumerate(stack):
+            if inside:
+                losses.setdefault(call_lines(stack[i:]), inside)
+            if frames.is_users(frame.file):
+                inside = frame.function.rpartition(".")[2]
+        losses.setdefault((), inside)  # the gradient itself is under jax.jit
+    return losses
+
+
+def main_loss(program: Program) -> str:
+    """Return the name of the function whose gradient is most of a program; "" if there is none."""
+    frames, stacks, others = frames_now(program.roots), list[list[str]](), set[str]()
+    todo, seen = [(jaxcompat.open_jaxpr(program.jaxpr), False)], set[Jaxpr]()
+    for body, is_call in todo:
+        others.add(body.debug_info.func_name)
+        for eqn in () if body in seen else body.eqns:
+            users = (frame for frame in frames.of(eqn) if frames.is_users(frame.file))
+            names = [frame.function.rpartition(".")[2] for frame in users]
+            if is_differentiated(eqn):
+                stacks.append(names)
+                continue
+            if not is_call:  # the body of a call may be cached, with the frames of another call
+                others.update(names)
+            inside = sub_jaxprs(eqn)
+            todo += [(jaxcompat.open_jaxpr(inner), bool(traits(eqn).call)) for _, inner in inside]
+        seen.add(body)
+    called = Counter(
+        inner
+        for names in stacks
+        for inner, outer in pairwise(names)
+        if outer in others and inner not in others and inner.isidentifier()
+    )
+    return called.most_common(1)[0][0] if called else ""
 
 
 # --- gradient flow --------------------------------------------------------------------------------

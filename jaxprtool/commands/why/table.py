@@ -247,6 +247,7 @@ def gradient_text(answer: GradientAnswer, width: int, top: int | None = CAUSES) 
         sentence = _sentence(answer, group)
         parts += [Text(line, style=tables.HEADING) for line in textwrap.wrap(sentence, width)]
         parts += [_causes(group, top)] if group.causes and group.kind != "nonzero" else []
+        parts += map(Text, textwrap.wrap(_uses(group), width))
     return Rendering(Group(*parts), width)
 
 
@@ -282,6 +283,12 @@ def _sentence(answer: GradientAnswer, group: GradientGroup) -> str:
             ]
             others = f"; {_some_lines(stops)} {stop} other paths." if count else "."
             return f"{of} not zero: its norm is {group.norm:.4g}{others}"
+
+
+def _uses(group: GradientGroup) -> str:
+    """Return the expressions that a gradient comes from."""
+    uses = [f"{use.code} ({use.place})" for use in group.uses]
+    return f"It comes from {_some_lines(uses)}." if uses else ""
 
 
 def _group_name(answer: GradientAnswer, group: GradientGroup) -> str:

@@ -122,7 +122,7 @@ def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
     """Yield groups; those with the same answer are merged."""
     alike: dict[GradientGroup, list[GradientGroup]] = {}
     for group in groups:
-        key = replace(group, arguments=(), norm=None)
+        key = replace(group, arguments=(), norm=None, uses=())
         if group.kind == "missing":  # the leaves of a state have different results and operations
             key = replace(key, reaches=(), causes=())
         alike.setdefault(key, []).append(group)
@@ -133,6 +133,7 @@ def _folded(groups: Sequence[GradientGroup]) -> Iterator[GradientGroup]:
             arguments=_joined(group.arguments for group in members),
             reaches=_joined(group.reaches for group in members),
             causes=_joined(group.causes for group in members),
+            uses=_joined(group.uses for group in members),
             norm=float(np.sqrt(np.sum(np.square(norms)))) if norms else None,
         )
 

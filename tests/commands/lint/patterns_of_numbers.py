@@ -382,6 +382,161 @@ NUMBERS: dict[str, tuple[str, str]] = {
         w f32[64], x f32[64] => jnp.linalg.norm(w - x)
         """,
     ),
+    "JT803": (
+        """
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (jnp.round(p["a"]) * p["w"] * x).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (p["w"] * x).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] => jax.grad(lambda p: (p["w"] * x).sum())(p)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] => jax.value_and_grad(lambda p: ((p["a"] > 0) * p["w"] * x).sum())(p)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] => jax.value_and_grad(lambda p: (p["w"] * x).sum())(p)
+        p {'a': f32[64], 'w': f32[64]}, m {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (jnp.floor(p["a"]) * p["w"] * x).sum())(p)
+            m = jax.tree.map(lambda m, g: 0.9 * m + g, m, g)
+            return jax.tree.map(lambda p, m: p - 0.1 * m, p, m), m
+        p {'a': f32[64], 'w': f32[64]}, m {'a': f32[64], 'w': f32[64]}, v {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            value, g = jax.value_and_grad(lambda p: (jnp.sign(p["a"]) * p["w"] * x).sum())(p)
+            m = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, m, g)
+            v = jax.tree.map(lambda v, g: 0.99 * v + 0.01 * g * g, v, g)
+            return jax.tree.map(lambda p, m, v: p - m / (jnp.sqrt(v) + 1e-8), p, m, v), m, v, value
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (lax.stop_gradient(p["a"]) * p["w"] * x).sum())(p)
+            return jax.tree.map(lambda p, g: 0.99 * p - 0.1 * g, p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (p["a"].astype(jnp.int32) * p["w"]).sum())(p)
+            norm = jnp.sqrt(sum(jnp.vdot(g, g) for g in jax.tree.leaves(g)))
+            return jax.tree.map(lambda p, g: p - 0.1 * g / jnp.maximum(norm, 1.0), p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            step = lambda p, x: (jax.tree.map(lambda p, g: p - g, p, jax.grad(lambda p: (jnp.round(p["a"]) * p["w"] * x).sum())(p)), None)
+            return lax.scan(step, p, jnp.outer(x, x))[0]
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.jit(jax.grad(lambda p: (p["w"] * x).sum()))(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        p {'a': f32[8,8], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (p["w"][jnp.argsort(p["a"].ravel())] * x).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * jnp.clip(g, -1, 1), p, g)
+        a f32[64], w f32[64], x f32[64] =>
+            da, dw = jax.grad(lambda a, w: (jnp.ceil(a) * w * x).sum(), argnums=(0, 1))(a, w)
+            return a - da, w - dw
+        w f32[64], x f32[64] => w - jax.grad(lambda w: jnp.square(jnp.round(w * x)).sum())(w)
+        p {'a': f32[64], 'w': f32[64]}, e {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (jnp.round(p["a"]) * p["w"] * x).sum())(p)
+            p = jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+            return p, jax.tree.map(lambda e, p: 0.99 * e + 0.01 * p, e, p)
+        p {'a': f32[64], 'w': f32[64]}, x f32[16,64] =>
+            loss = lambda p: jax.vmap(lambda x: (jnp.trunc(p["a"]) * p["w"] * x).sum())(x).mean()
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, jax.grad(loss)(p))
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (jnp.isfinite(p["a"]) * jax.checkpoint(jnp.sin)(p["w"] * x)).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            (value, aux), g = jax.value_and_grad(lambda p: ((p["w"] * x).sum(), p["a"].sum()), has_aux=True)(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g), value, aux
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: jnp.where(x > p["a"], p["w"], 0.0).sum())(p)
+            return jax.tree.map(lambda p, g: (p - 0.1 * g).astype(jnp.float32), p, g)
+        p {'a': bf16[64], 'w': bf16[64]}, x bf16[64] =>
+            g = jax.grad(lambda p: (jnp.round(p["a"]) * p["w"] * x).sum())(p)
+            return jax.tree.map(lambda p, g: (p.astype(jnp.float32) - 0.1 * g.astype(jnp.float32)).astype(p.dtype), p, g)
+        """,
+        """
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (p["a"] * p["w"] * x).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda w: (jnp.round(p["a"]) * w * x).sum())(p["w"])
+            return {"a": p["a"], "w": p["w"] - g}
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (jnp.round(p["a"]) * p["w"] * x + p["a"]).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (p["a"] * p["w"] * x).sum())(p)
+            return {"a": p["a"] + jnp.zeros_like(g["a"]), "w": p["w"] - g["w"]}
+        p {'a': f32[64], 'w': f32[64]}, t {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            loss = lambda p, t: jnp.square(lax.stop_gradient(t["a"] * t["w"]) - p["a"] * p["w"] * x).sum()
+            p = jax.tree.map(lambda p, g: p - 0.1 * g, p, jax.grad(loss)(p, t))
+            return p, jax.tree.map(lambda t, p: 0.99 * t + 0.01 * p, t, p)
+        p {'a': f32[64], 'w': f32[64]}, m {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: (jnp.abs(p["a"]) * p["w"] * x).sum())(p)
+            m = jax.tree.map(lambda m, g: 0.9 * m + g, m, g)
+            return jax.tree.map(lambda p, m: p - 0.1 * m, p, m), m
+        w f32[64], x f32[64] => w - jax.grad(lambda w: jnp.square(w * x).sum())(w)
+        w f32[64], x f32[64] => jax.grad(lambda w: (jnp.round(x) * w).sum())(w)
+        w f32[64], x f32[64] => jax.value_and_grad(lambda w: (w * x).sum())(w)
+        w f32[64], x f32[64] => (jnp.round(w) * x).sum()
+        w f32[64], x f32[64] => w + jnp.zeros(64) * x
+        w f32[64], s f32[64], x f32[64] =>
+            value, g = jax.value_and_grad(lambda w: (w * x).sum())(w)
+            return w - g, 0.9 * s + jnp.zeros(64), value
+        w f32[8,8], x f32[8] => w - jax.grad(lambda w: lax.scan(lambda h, _: (jnp.tanh(w @ h), None), x, None, length=4)[0].sum())(w)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            q = lambda a: a + lax.stop_gradient(jnp.round(a) - a)
+            g = jax.grad(lambda p: (q(p["a"]) * p["w"] * x).sum())(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        w f32[64], x f32[64] => jax.jvp(lambda w: (jnp.round(w) * x).sum(), (w,), (x,))
+        w f32[64], x f32[64] => jax.hessian(lambda w: (w * x).sum())(w)
+        w f32[64], x f32[64] => jax.vmap(jax.grad(lambda w, x: jnp.sin(w * x)))(w, x)
+        w f32[64], x f32[64] => w - 0.1 * jax.grad(jax.checkpoint(lambda w: jnp.sin(w * x).sum()))(w)
+        w f32[8,8], x f32[8] => w - jax.grad(lambda w: jnp.where(x > 0, w @ x, 0.0).sum())(w)
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            step = lambda p, x: (jax.tree.map(lambda p, g: p - g, p, jax.grad(lambda p: (p["a"] * p["w"] * x).sum())(p)), None)
+            return lax.scan(step, p, jnp.outer(x, x))[0]
+        p {'a': f32[64], 'w': f32[64]}, x f32[64] =>
+            g = jax.grad(lambda p: lax.cond(x[0] > 0, lambda: (p["a"] * x).sum(), lambda: (p["w"] * x).sum()))(p)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, p, g)
+        """,
+    ),
+    "JT804": (
+        """
+        n i32[], g f32[8] => 0.1 * (1 - n // 100) * g
+        n i32[], g f32[8] => 0.1 * (1.0 - n // 100) * g
+        n i32[], g f32[8] => jnp.minimum(n // 100, 1) * 0.1 * g
+        n i32[], g f32[8] => jnp.minimum(1, n // 100) * g
+        n i32[], g f32[8] => jnp.minimum(1.0, n // 100) * g
+        n i32[], g f32[8] => jnp.clip(n // 100, 0, 1) * g
+        n i32[], g f32[8] => jnp.maximum(1 - n // 100, 0) * g
+        n i32[], g f32[8] => (1 - jnp.floor(n / 100)) * g
+        n i32[], g f32[8] => (1 - jnp.round(n / 100)) * g
+        n i32[], g f32[8] => (1 - (n / 100).astype(jnp.int32)) * g
+        n u32[], g f32[8] => (1 - n // 100) * 0.1 * g
+        n f32[], g f32[8] => (1.0 - n // 100.0) * g
+        n i32[], g f32[8] => (1 - (n - 10) // 90) * g
+        n i32[], g bf16[8] => (1 - n // 100).astype(jnp.bfloat16) * g
+        n i32[], g f32[8] => jnp.where(n < 10, 0.1, 0.1 * (1 - n // 100)) * g
+        n i32[], g f32[8] => (1 - n // 100) ** 2.0 * g
+        n i32[], g f32[8] => 0.5 * (1 + jnp.cos(jnp.pi * jnp.minimum(n // 100, 1))) * g
+        n i32[], g f32[8] => 0.01 + (0.1 - 0.01) * (1 - n // 1000) + g
+        n i32[], m i32[], g f32[8] => (1 - n // m) * g
+        n i32[], g f32[8] => jax.jit(lambda n: 1 - n // 100)(n) * g
+        """,
+        """
+        n i32[], g f32[8] => 0.1 * (1 - n / 100) * g
+        n i32[], g f32[8] => 0.1 * 0.5 ** (n // 100) * g
+        n i32[], g f32[8] => 0.1 * 0.5 ** jnp.floor(n / 100) * g
+        n i32[], g f32[8] => jnp.minimum(n / 100, 1) * g
+        n i32[], g f32[8] => jnp.clip(n / 100, 0, 1) * g
+        n i32[], g f32[8] => (1 - (n // 10) / 100) * g
+        n i32[], g f32[8] => 0.1 / (1 + n // 100) * g
+        n i32[], g f32[8] => g[1 - n // 100]
+        n i32[], g f32[8] => jnp.minimum(n // 100, 7) * g
+        n i32[], g f32[8] => g[jnp.minimum(n // 100, 1)]
+        n i32[], g f32[8] => jnp.where(n // 100 % 2 == 0, 0.1, 0.2) * g
+        n i32[8], g f32[8] => (1 - n // 4) * g
+        n i32[], g f32[8] => (1 - jnp.arange(8) // 4) * g
+        n i32[], g f32[8] => (2 - n // 100) * g
+        n i32[], g f32[8] => (1 - n) * g
+        n i32[], g f32[8] => 1 - n // 100
+        n i32[], g f32[8] => (1 - n / 100) // 1 * g
+        x f32[], g f32[8] => (1 - jnp.round(x)) * g
+        x f32[], g f32[8] => (x - jnp.floor(x)) * g
+        x f32[], g f32[8] => (1 - jnp.exp(x) / 100) * g
+        n i32[], g f32[8] => (1 - n % 2) * g
+        n i32[], g f32[8] => (n // 100 - 1) * g
+        """,
+    ),
     "JT802": (
         """
         w f32[32,32], x f32[16,32] => jax.checkpoint(lambda w: jnp.tanh(x @ w).mean())(w)

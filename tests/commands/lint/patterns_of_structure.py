@@ -1079,6 +1079,160 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         x f32[64,4] => lax.map(jnp.sin, x, batch_size=8)
         """,
     ),
+    "JT505": (
+        """
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1])
+                return c, jnp.tanh(c @ tx[1])
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.concatenate([c[1:], x[None]]), x.sum())
+            return lax.scan(step, jnp.zeros((256, 64)), xs)
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.concatenate([x[None], c[:-1]]), x.sum())
+            return lax.scan(step, jnp.zeros((256, 64)), xs)
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.roll(c, -1, 0).at[-1].set(x), x.sum())
+            return lax.scan(step, jnp.zeros((256, 64)), xs)
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.roll(c, 1, 0).at[0].set(x), x.sum())
+            return lax.scan(step, jnp.zeros((256, 64)), xs)
+        h f32[64], w f32[64,64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(jnp.tanh(c[tx[0] - 1] + tx[1]))
+                return c, (c @ w).sum()
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], w f32[64,64], xs f32[256,64] =>
+            def step(c, tx):
+                h, c = c
+                k = c @ w
+                h = jnp.tanh(h + k.sum(0) + tx[1])
+                return (h, c.at[tx[0]].set(h)), h
+            return lax.scan(step, (h, jnp.zeros((256, 64))), (jnp.arange(256), xs))[1]
+        h f32[64], w f32[64,64], xs f32[256,64] =>
+            def step(c, tx):
+                h, c = c
+                h = jnp.tanh(h + jax.nn.softmax((c @ w) @ tx[1]) @ c)
+                return (h, lax.dynamic_update_slice(c, h[None], (tx[0], 0))), h
+            return lax.scan(step, (h, jnp.zeros((256, 64))), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = lax.dynamic_update_slice(c, tx[1][None], (tx[0], 0))
+                return c, c.mean(0)
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1])
+                return c, jnp.max(c)
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1])
+                return c, jnp.linalg.norm(c @ tx[1])
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[8,64], xs f32[256,8,64] =>
+            def step(c, tx):
+                c = c.at[:, tx[0]].set(tx[1])
+                return c, jnp.einsum("btd,bd->bt", c, tx[1])
+            return lax.scan(step, jnp.zeros((8, 256, 64)), (jnp.arange(256), xs))[1]
+        h f32[8,64], xs f32[256,8,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1])
+                return c, jnp.einsum("tbd,bd->tb", c, tx[1])
+            return lax.scan(step, jnp.zeros((256, 8, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def f(xs):
+                def step(c, tx):
+                    c = c.at[tx[0]].set(tx[1])
+                    return c, jax.nn.softmax(c @ tx[1]) @ c
+                return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1].sum()
+            return jax.grad(f)(xs)
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                n, c = c
+                c = c.at[n].set(tx)
+                return (n + 1, c), (c @ tx).sum()
+            return lax.scan(step, (0, jnp.zeros((256, 64))), xs)[1]
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.concatenate([c[1:], x[None]], 0), c[0])
+            return lax.scan(step, jnp.zeros((512, 64)), xs)
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.concatenate([c[:, 1:], x[:, None]], 1), x.sum())
+            return lax.scan(step, jnp.zeros((64, 256)), xs)
+        h f32[64], w f32[64,128], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1] + c.mean(0))
+                return c, jnp.dot(c, w).sum()
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                h, c = c
+                h = jnp.tanh(h + tx[1])
+                c = c.at[tx[0]].set(h)
+                return (h, c), jnp.where(jnp.arange(256) <= tx[0], c @ h, 0.0)
+            return lax.scan(step, (h, jnp.zeros((256, 64))), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1].astype(jnp.bfloat16))
+                return c, c.astype(jnp.float32) @ tx[1]
+            return lax.scan(step, jnp.zeros((256, 64), jnp.bfloat16), (jnp.arange(256), xs))[1]
+        """,
+        """
+        h f32[64], xs f32[256,64] => lax.scan(lambda h, x: (jnp.tanh(h + x), h), h, xs)[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1])
+                return c, c[tx[0] - 1].sum()
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                h, c = c
+                h = jnp.tanh(h + jax.nn.softmax(c @ tx[1]) @ c)
+                return (h, c.at[tx[0]].set(h)), h
+            return lax.scan(step, (h, jnp.zeros((256, 64))), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (jnp.concatenate([c[1:], x[None]]), c.sum())
+            return lax.scan(step, jnp.zeros((4, 64)), xs)
+        h f32[64], xs f32[8,64] =>
+            step = lambda c, x: (jnp.concatenate([c[1:], x[None]]), c.sum())
+            return lax.scan(step, jnp.zeros((8, 64)), xs)
+        h f32[64], xs f32[256,64] => lax.scan(lambda c, x: (c, jax.nn.softmax(xs @ x) @ xs), 0, xs)[1]
+        h f32[64], xs f32[256,64] => lax.map(lambda x: xs @ x, xs)
+        h f32[64], w f32[64,64], xs f32[256,64] => lax.scan(lambda h, x: (jnp.tanh(h @ w + x), h), h, xs)[1]
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (c + jnp.outer(x, x), c @ x)
+            return lax.scan(step, jnp.zeros((64, 64)), xs)[1]
+        h f32[64], xs f32[256,64] =>
+            step = lambda c, x: (c.at[0].set(x), x.sum())
+            return lax.scan(step, jnp.zeros((256, 64)), xs)[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                return c.at[tx[0]].set(tx[1]), tx[1].sum()
+            return lax.scan(step, jnp.zeros((256, 64)), (jnp.arange(256), xs))
+        h f32[64], xs f32[256,2] =>
+            def step(c, tx):
+                c = c.at[tx[0]].set(tx[1])
+                return c, c.mean(0)
+            return lax.scan(step, jnp.zeros((256, 2)), (jnp.arange(256), xs))[1]
+        h f32[64], xs f32[256,64] =>
+            def step(c, tx):
+                c = c.at[tx[0] % 16].set(tx[1])
+                return c, c.mean(0)
+            return lax.scan(step, jnp.zeros((16, 64)), (jnp.arange(256), xs))[1]
+        h f32[64], k i32[256], xs f32[256,64] =>
+            def step(c, kx):
+                return c.at[kx[0]].add(kx[1]), kx[1].sum()
+            return lax.scan(step, jnp.zeros((256, 64)), (k, xs))[0]
+        h f32[64], w f32[64,64], xs f32[256,64] => lax.scan(lambda c, x: (jnp.tanh(c @ w), c[0]), xs, None, length=64)[1]
+        h f32[64], xs f32[256,64] => lax.scan(lambda c, x: (jnp.roll(c, 1, 0), c[0]), xs, None, length=64)[1]
+        h f32[64], xs f32[256,64] => jnp.tril(xs @ xs.T) @ xs
+        h f32[64], xs f32[256,64] => lax.associative_scan(jnp.add, xs)
+        h f32[64], xs f32[256,64] => lax.while_loop(lambda c: c[0] < 4, lambda c: (c[0] + 1, jnp.sort(c[1], 0)), (0, xs))
+        h f32[64], xs f32[256,64] => jax.grad(lambda xs: lax.scan(lambda h, x: (jnp.tanh(h + x), h), h, xs)[1].sum())(xs)
+        h f32[64], xs f32[256,64] => lax.fori_loop(0, 256, lambda i, c: c.at[i].set(jnp.tanh(xs[i])), jnp.zeros((256, 64)))
+        """,
+    ),
     "JT601": (
         """
         x f32[9] => lax.scan(lambda c, t: (c + t, jax.debug.print("{}", t)), 0.0, x)[0]

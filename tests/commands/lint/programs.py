@@ -337,7 +337,7 @@ PROGRAMS = {
     "a training step on an accuracy": """
         def loss(params, x, labels):
             logits = x @ params["w"]
-            return (jnp.argmax(logits, -1) == labels).mean()  # JT801
+            return (jnp.argmax(logits, -1) == labels).mean()  # JT803
 
         @jaxprtool.example({"w": "f32[64,10]"}, "f32[8,64]", "i32[8]")
         def f(params, x, labels):
@@ -346,7 +346,7 @@ PROGRAMS = {
     """,
     "a loop of training steps on rounded values": """
         def loss(params, x):
-            return jnp.square(jnp.round(x @ params["w"])).mean()  # JT801
+            return jnp.square(jnp.round(x @ params["w"])).mean()  # JT803
 
         @jaxprtool.example({"w": "f32[64,10]"}, "f32[5,8,64]")
         def f(params, xs):

@@ -61,6 +61,18 @@ def test_all_are_listed_with_those_that_reach_a_result_first(cli):
     assert reach == sorted(reach, reverse=True) and reach[0]
 
 
+def test_equal_rows_are_one_with_their_number(cli, bad):
+    lines = (
+        "import jax.numpy as jnp",
+        "def f(x):",
+        "    return sum(jnp.log(-1 - x * x) for _ in 'abc')",
+    )
+    (bad / "blocks.py").write_text("\n".join(lines))
+    found = cli("nans", "blocks.py:f", "--args", "f32[4]", "--all")
+    (row,) = (row for row in found.out.splitlines() if "blocks.py:3" in row)
+    assert row.startswith("NaN (3 times)")
+
+
 def test_json_has_the_first_and_all(cli):
     found = cli(*LOSS, "--json")
     document = json.loads(found.out)

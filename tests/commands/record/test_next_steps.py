@@ -1,5 +1,7 @@
 """What to do about a recorded run: its findings, with the commands to paste."""
 
+import json
+import shlex
 from dataclasses import replace
 
 import jax
@@ -8,7 +10,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.record.next_steps import next_steps
-from jaxprtool.commands.record.page import run_page
+from jaxprtool.commands.record.page import record_cell, run_page
 from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import ProgramFileError
 from jaxprtool.recording.read import read_run
@@ -59,7 +61,8 @@ def test_the_command_for_a_nan_records_the_script_again(recorded):
     assert first.command == "jaxprtool record --keep step --until nan train.py --steps 2"
     other = next_steps(replace(recorded, command=("bash", "a b.sh")), unreadable)[0]
     assert other.command == "jaxprtool record --keep step --until nan -- bash 'a b.sh'"
-    assert next_steps(replace(recorded, command=()), unreadable)[0].command == ""
+    cell = next_steps(replace(recorded, command=()), unreadable)[0].command
+    assert cell == "%%record --keep step --until nan"
 
 
 @pytest.mark.parametrize(
@@ -150,3 +153,56 @@ def test_a_run_without_findings_names_the_report_of_its_slowest_program(tmp_path
     (step,) = run.next_steps
     assert step.command.startswith("jaxprtool report ")
     assert step.text == "see the FLOPs, bytes, memory and gradient of lambda"
+
+
+def test_a_gradient_that_is_zero_has_the_command_that_shows_why(tmp_path, cli, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def loss(params, x):
+        return jnp.square((params["gate"] > 0) * x @ params["w"]).mean()
+
+    with jaxprtool.record("run"):
+
+        @jax.jit
+        def step(params, x):
+            value, slopes = jax.value_and_grad(loss)(params, x)
+            return jax.tree.map(lambda p, g: p - 0.1 * g, params, slopes), value
+
+        step({"gate": jnp.ones(8), "w": jnp.ones((8, 8))}, jnp.ones((4, 8)))
+    (zero,) = read_run("run").next_steps
+    assert zero.text.startswith("the gradient with respect to params['gate'] is zero: gt (")
+    assert zero.command == """jaxprtool why run/step:loss --gradient "params['gate']\""""
+    shown = cli(*shlex.split(zero.command)[1:])
+    assert shown.code == 0 and "a comparison has no derivative" in shown.out
+    (finding,) = json.loads(cli("lint", "run/", "--json").out)["findings"]
+    assert (finding["code"], finding["command"]) == ("JT803", zero.command)
+
+
+def test_an_array_that_was_read_after_it_was_donated_is_named(recorded):
+    (function,) = (function for function in recorded.functions if function.name == "step")
+    first, *others = function.compilations
+    donated = tuple(replace(argument, donated=True) for argument in first.arguments[:1])
+    function = replace(function, compilations=(replace(first, arguments=donated), *others))
+    ended = "RuntimeError: Array has been deleted with shape=float32[1024,512]."
+    processes = tuple(replace(process, ending=ended) for process in recorded.processes)
+    run = replace(recorded, processes=processes, functions=(function,), not_finite=())
+    step = next_steps(run, unreadable)[0]
+    assert step.text.endswith("after step took its memory: step donates state['v']")
+    assert step.command == "jaxprtool memory run/step"
+
+
+def test_a_step_without_a_finding_leads_to_its_gradient(tmp_path):
+    with jaxprtool.record(str(tmp_path / "run")):
+        jax.jit(lambda w, x: w - jax.grad(quadratic)(w, x))(jnp.ones(4), jnp.ones(4))
+    _, hint = read_run(str(tmp_path / "run")).next_steps
+    assert hint.command.endswith(":quadratic --gradient w")
+
+
+def quadratic(w, x):
+    return jnp.square(w * x).sum()
+
+
+def test_the_cell_of_a_notebook_says_how_to_run_it_again(recorded):
+    interactive = replace(recorded, command=())
+    cell = record_cell(replace(interactive, next_steps=next_steps(interactive, unreadable)))
+    assert "<samp>%%record --keep step --until nan</samp>" in cell

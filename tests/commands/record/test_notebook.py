@@ -39,7 +39,7 @@ def test_a_cell_is_run_and_its_compilations_are_shown(shell, shown):
     assert "lambda" in cell.data
     assert "1 program" in cell.data
     assert Path("here/index.html").exists()
-    assert "<samp>!jaxprtool report here/lambda -o report.html</samp>" in cell.data
+    assert "<samp>!jaxprtool report here/lambda</samp>" in cell.data
 
 
 def test_an_ipython_terminal_shows_the_summary(shell, shown):

@@ -7,8 +7,11 @@ import textwrap
 from html import unescape
 from itertools import pairwise
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxprtool
 from tests.documentation.blocks import ROOT
 from tests.share import on_one_release
 
@@ -228,6 +231,14 @@ def test_mistakes_are_one_line_errors(cli, folder, options, message):
     done = cli("report", "model.py:loss", *options)
     assert done.code == 2 and done.out == "" and done.err.startswith(message)
     assert not list(folder.glob("*.html"))
+
+
+def test_the_page_of_a_program_of_a_run_is_in_its_folder(cli, folder):
+    with jaxprtool.record("run"):
+        jax.jit(lambda x: x + 1)(jnp.ones(3))
+    done = cli("report", "run/lambda")
+    assert done.code == 0 and (folder / "run" / "lambda.html").exists()
+    assert "wrote run/lambda.html" in done.err
 
 
 def test_measured_times_are_in_the_table_of_lines(cli, folder):

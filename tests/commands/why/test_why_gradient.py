@@ -177,3 +177,17 @@ def test_a_whole_training_step_is_differentiated_by_its_loss():
         ("zero", ("params['s']",)),
         ("nonzero", ("params['w']",)),
     ]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_gradient_names_the_expressions_that_it_comes_from_if_they_are_several(stop):
+    def value(w, x):
+        return jnp.tanh(x @ w).sum()
+
+    def loss(w, x, following):
+        target = 1.0 + 0.9 * value(w, following)
+        return jnp.square((lax.stop_gradient(target) if stop else target) - value(w, x))
+
+    (group,) = why_gradient(jaxprtool.trace(loss, ones, ones, 2 * ones), "w").groups
+    codes = [use.code for use in group.uses]
+    assert codes == ([] if stop else ["value(w, following)", "value(w, x)"])

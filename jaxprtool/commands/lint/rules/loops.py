@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.rules import trip_count
 from jaxprtool.commands.lint.findings import Found, lint_rule
-from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ends
+from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ends, origin
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.regions import Regions, Scan, copies_of_body
@@ -76,6 +77,43 @@ _GOOD_BRANCH = """
         return jax.lax.map(one, xs)
 """
 
+
+_BAD_HISTORY = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[64]", "f32[64,64]", "f32[256,64]")
+    def f(h, w, xs):
+        def step(carry, inputs):
+            h, history = carry
+            t, x = inputs
+            h = jnp.tanh(h @ w + x)
+            history = history.at[t].set(h)
+            seen = jnp.arange(256) <= t
+            scores = jnp.where(seen, history @ x, -1e9)  # JT505
+            return (h, history), jax.nn.softmax(scores) @ history
+
+        start = h, jnp.zeros((256, 64))
+        return jax.lax.scan(step, start, (jnp.arange(256), xs))[1]
+"""
+
+_GOOD_HISTORY = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[64]", "f32[64,64]", "f32[256,64]")
+    def f(h, w, xs):
+        def step(h, x):
+            h = jnp.tanh(h @ w + x)
+            return h, h
+
+        _, history = jax.lax.scan(step, h, xs)
+        seen = jnp.tril(jnp.ones((256, 256), bool))
+        scores = jnp.where(seen, xs @ history.T, -1e9)
+        return jax.nn.softmax(scores) @ history
+"""
 
 #: Rows that nothing reads and that are smaller together cost next to nothing.
 LEAST_STACK_BYTES = 1 << 10
@@ -212,6 +250,135 @@ def unrolled_scans(program: LintedProgram) -> Iterator[Found]:
                 "unroll a few iterations, or none",
                 f"{(copies - 1) * size:,} equations more to lower and compile",
             )
+
+
+#: Loops of fewer iterations keep a window, and a smaller history costs next to nothing.
+LEAST_HISTORY, LEAST_HISTORY_BYTES = 16, 1 << 20
+
+
+@lint_rule("JT505", "history-in-loop", bad=_BAD_HISTORY, good=_GOOD_HISTORY)
+def histories(program: LintedProgram) -> Iterator[Found]:
+    """A loop carries a row for each iteration, and each iteration goes through all of them.
+
+    With T iterations these are T² rows. The rule reports what can be avoided: a carry that is
+    copied to add a row; a product of all rows, of which one is new; and what no later iteration
+    depends on, so that it can be computed after the loop for all iterations at once.
+    """
+    for node in program.of("scan"):
+        view = None if node.held is None or node.is_backward else node.held.view
+        if not isinstance(view, Scan) or not isinstance(view.length, int):
+            continue
+        body, first = node.inner[0], len(view.consts)
+        for number in range(len(view.carry)):
+            history = _history(body.arguments[first + number], body.results[number], view.length)
+            if history is not None:
+                yield from _of_history(history, body.results[: len(view.carry)], view.length)
+
+
+class _History(NamedTuple):
+    """A carry to which each iteration adds a row.
+
+    Attributes:
+        old: The carry.
+        new: The carry of the next iteration.
+        axis: The axis of the rows.
+        copying: The equation that copies all rows; None if the row is written in place.
+    """
+
+    old: Value
+    new: Value
+    axis: int
+    copying: Node | None
+
+
+def _history(old: Value, new: Value, length: int) -> _History | None:
+    """Return a carry to which each iteration adds a row; None for any other."""
+    added, axis = origin(new).node, None
+    copying = _joined(added, old, 1)
+    if added is not None and added.traits.updates and added.eqn.params.get("update_jaxpr") is None:
+        base, numbers = origin(added.ins[0]), added.eqn.params.get("dimension_numbers")
+        copying = _joined(base.node, old, 2)  # of `roll`
+        axes = [i for i, size in enumerate(added.ins[1].shape) if size != old.shape[i]]
+        if numbers is not None:  # a scatter
+            axes = [*numbers.scatter_dims_to_operand_dims]
+        axis = axes[0] if base is old and len(axes) == 1 else None
+    if copying is not None:
+        axis = copying.eqn.params["dimension"]
+    if axis is None or length < LEAST_HISTORY or old.shape[axis] < length:
+        return None
+    return _History(old, new, axis, copying)
+
+
+def _joined(node: Node | None, old: Value, count: int) -> Node | None:
+    """Return an equation if it joins two values, so many of which are parts of another one."""
+    if node is None or node.name != "concatenate" or len(node.ins) != 2:
+        return None
+    parts = [origin(part, ("same", "part")) for part in node.ins]
+    return node if parts.count(old) == count else None
+
+
+def _of_history(history: _History, carries: list[Value], length: int) -> Iterator[Found]:
+    """Yield the first finding in a loop with a history."""
+    old, rows = history.old, history.old.shape[history.axis]
+    what, count = f"all {rows:,} rows of {type_of(old.aval)}", f"each of {length:,} iterations"
+    if old.scope is None or old.bytes * old.scope.runs < LEAST_HISTORY_BYTES:
+        return
+    if history.copying is not None:
+        yield Found(
+            history.copying,
+            f"{count} copies {what} to add one",
+            "write it in place, history.at[t].set(row), or return it: scan stacks what it returns",
+            "{bytes} that are copied",
+            bytes=old.bytes * old.scope.runs,
+        )
+        return
+    needed = {value.node for value in _behind(carries)}
+    for value in (old, history.new):
+        for form, reader in ends(value, ("same", "cast")):
+            if reader is None or not (reader.traits.bilinear or reader.traits.reduces):
+                continue
+            if reader not in needed:
+                yield Found(
+                    reader,
+                    f"{count} reads {what}, and no later one depends on it",
+                    "return the row: scan stacks what it returns. Then compute this after the "
+                    "loop, for all iterations at once",
+                    "{bytes} that are read, most of them again and again",
+                    bytes=old.bytes * old.scope.runs,
+                )
+                return
+            if _is_row_wise(reader, form, history.axis):
+                yield Found(
+                    reader,
+                    f"{count} multiplies {what}, of which one is new",
+                    "multiply the new row, and carry the products",
+                    "{flops} on rows that were multiplied before",
+                    flops=reader.operations // rows * (rows - 1),
+                )
+                return
+
+
+def _behind(values: list[Value]) -> list[Value]:
+    """Return the values of a scope that some of its values are computed from."""
+    reached = dict.fromkeys(values)
+    todo = [*values]
+    for value in todo:
+        for other in () if value.node is None else value.node.ins:
+            if other not in reached:
+                reached[other] = None
+                todo.append(other)
+    return todo
+
+
+def _is_row_wise(product: Node, form: Value, axis: int) -> bool:
+    """Return True for a product of each row with the same operand in all iterations."""
+    if product.name != "dot_general" or form not in product.ins:
+        return False
+    side = product.ins.index(form)
+    contracted, batch = product.eqn.params["dimension_numbers"]
+    other = product.ins[1 - side]
+    is_same = other.outer is not None or (other.node is None and other.constant is not None)
+    return is_same and axis not in (*contracted[side], *batch[side])
 
 
 # --- callbacks ------------------------------------------------------------------------------------

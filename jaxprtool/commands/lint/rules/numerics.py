@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from jaxprtool.commands.lint.graph import (
     Value,
     ancestors,
     ends,
+    has_derivative,
     is_same,
     origin,
 )
@@ -35,12 +37,15 @@ from jaxprtool.commands.why.gradients import (
     GradientFlow,
     Stop,
     StopReason,
+    call_lines,
     gradient_flow,
+    losses_by_lines,
 )
-from jaxprtool.ir.documents import some
-from jaxprtool.ir.equations import all_jaxprs, is_inexact, part_of, size_of, type_of
-from jaxprtool.ir.program import Program
+from jaxprtool.ir.documents import shell_word, some
+from jaxprtool.ir.equations import is_inexact, part_of, type_of
+from jaxprtool.ir.program import Program, covering, path_parts
 from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.scopes import is_backward, is_differentiated
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import JaxprEqn
 
@@ -491,11 +496,113 @@ def _scaled_term(node: Node) -> list[Value] | None:
     return others if len(others) == 1 else None
 
 
+# --- fractions ------------------------------------------------------------------------------------
+# Fractions that are rounded to whole numbers.
+
+_BAD_FRACTION = """
+    import jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("i32[]", "f32[64]", "f32[64]")
+    def f(count, w, gradient):
+        rate = 0.1 * (1 - count // 1000)  # JT804
+        return w - rate * gradient
+"""
+
+_GOOD_FRACTION = """
+    import jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("i32[]", "f32[64]", "f32[64]")
+    def f(count, w, gradient):
+        rate = 0.1 * (1 - count / 1000)
+        return w - rate * gradient
+"""
+
+
+@lint_rule("JT804", "floored-fraction", bad=_BAD_FRACTION, good=_GOOD_FRACTION, kind="wrong")
+def floored_fractions(program: LintedProgram) -> Iterator[Found]:
+    """A fraction of a count is rounded to a whole number, and 1 is its bound or what it is left of.
+
+    `1 - count // steps` is 1 until `count` reaches `steps`, and `minimum(count // steps, 1)` is 0:
+    a schedule that is meant to be linear is constant. Only scalars that a float is computed from
+    are reported, and powers of such numbers, as in a decay by steps, are not.
+    """
+    for node in program.where(lambda node: node.name in fraction_rules):
+        rounded = fraction_rules[node.name](node)
+        if node.outs[0].shape or rounded is None or not _is_rounded(rounded):
+            continue
+        if _is_rounded(node.outs[0]) or not _gives_float(node.outs[0]):
+            continue
+        yield Found(
+            node,
+            "a fraction is rounded to a whole number, so that this is constant until it reaches 1",
+            "divide with / instead of //, and do not round",
+            "a schedule without its slope",
+        )
+
+
+#: Rules that return what 1 bounds from above, or what is subtracted from 1; else None.
+fraction_rules: RuleTable[Callable[[Node], Value | None]] = RuleTable()
+
+
+@rule(fraction_rules, "sub")
+def _left_of_one(node: Node) -> Value | None:
+    return node.ins[1] if _is_one(node.ins[0]) else None
+
+
+@rule(fraction_rules, "min")
+def _at_most_one(node: Node) -> Value | None:
+    return next((v for v, bound in (node.ins, node.ins[::-1]) if _is_one(bound)), None)
+
+
+@rule(fraction_rules, "clamp")
+def _clamped_to_one(node: Node) -> Value | None:
+    return node.ins[1] if _is_one(node.ins[2]) else None
+
+
+def _is_one(value: Value) -> bool:
+    root = origin(value, ("same", "layout", "cast"))
+    number = root.literal if root.literal is not None else root.constant
+    return np.size(number) == 1 and bool(np.all(np.asarray(number) == 1))
+
+
+def _is_rounded(value: Value) -> bool:
+    """Return True for a whole number that a quotient was rounded to."""
+    node = origin(value).node
+    if node is None:
+        return False
+    if node.name == "max" or (node.traits.gives == "cast" and not is_inexact(node.ins[0])):
+        return any(map(_is_rounded, node.ins))
+    if any(eqn.params.get("name") == "floor_divide" for eqn in node.around):
+        return True
+    to_integer = node.traits.gives == "cast" and not is_inexact(node.outs[0])
+    quotient = origin(node.ins[0]).node if to_integer or not has_derivative(node) else None
+    return quotient is not None and quotient.name == "div"
+
+
+def _gives_float(value: Value, most: int = 30) -> bool:
+    """Return True if a float is computed from a number, element by element."""
+    todo = [value]
+    for current in todo:
+        if is_inexact(current):
+            return True
+        for node in current.live_readers if len(todo) < most else ():
+            if node.traits.elementwise or node.traits.gives in ("same", "layout", "cast"):
+                todo += node.outs
+    return False
+
+
 # --- gradients ------------------------------------------------------------------------------------
 # Gradients that are zero, and checkpoints that save nothing.
 
 #: The maximum number of arrays of the first argument whose stops are named.
 _MOST_ARRAYS = 32
+
+#: The maximum number of values between a gradient and the results that it updates.
+_MOST_UPDATES = 500
 
 #: The share of a function's operations in one checkpoint above which it saves nothing.
 _WHOLE = 0.95
@@ -524,6 +631,40 @@ _GOOD_ZERO = """
         exact = params["scale"] * 127.0
         steps = exact + jax.lax.stop_gradient(jnp.round(exact) - exact)
         return jnp.square(x * params["w"] * steps).mean()
+"""
+
+_BAD_UNTRAINED = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    def loss(params, x):
+        hidden = jax.nn.relu(x @ params["w"])
+        gate = (params["gate"] > 0).astype(x.dtype)  # JT803
+        return jnp.square(gate * hidden).mean()
+
+
+    @jaxprtool.example({"gate": "f32[64]", "w": "f32[64,64]"}, "f32[8,64]")
+    def f(params, x):
+        gradient = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
+"""
+
+_GOOD_UNTRAINED = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    def loss(params, x):
+        hidden = jax.nn.relu(x @ params["w"])
+        gate = jax.nn.sigmoid(params["gate"])
+        return jnp.square(gate * hidden).mean()
+
+
+    @jaxprtool.example({"gate": "f32[64]", "w": "f32[64,64]"}, "f32[8,64]")
+    def f(params, x):
+        gradient = jax.grad(loss)(params, x)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, params, gradient)
 """
 
 _BAD_CHECKPOINT = """
@@ -562,13 +703,10 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
 
     Every path from the array to the result goes through an operation without a derivative: `round`,
     a comparison, a cast to integers, `argmax`. The rule does not report `stop_gradient`, unless the
-    gradient with respect to every argument is zero, nor metrics that count, such as an accuracy. In
-    a program that takes a gradient of it, as a training step does, it reports any loss without one.
+    gradient with respect to every argument is zero, nor metrics that count, such as an accuracy.
+    Programs that take the gradient, such as a training step, have JT803.
     """
-    if program.has_backward or not isinstance(program.program, Program):
-        return
-    if not program.is_loss:
-        yield from _zero_in_step(program)
+    if program.has_backward or not (program.is_loss and isinstance(program.program, Program)):
         return
     top = program.top.arguments
     floats = [i for i, value in enumerate(top) if is_inexact(value) and value.live_readers]
@@ -583,7 +721,7 @@ def zero_gradients(program: LintedProgram) -> Iterator[Found]:
         meant = any(stop.primitive == "stop_gradient" for stop in flow.stops)
         if flow.reached or not flow.zero or not flow.stops or meant:
             continue
-        yield _zero(program, flow, flow.argument, program.about.arguments[position].bytes or 0)
+        yield _zero(program, flow, flow.argument, [position])
 
 
 def _without_gradient(program: LintedProgram, stopped: list[int]) -> Iterator[Found]:
@@ -594,49 +732,41 @@ def _without_gradient(program: LintedProgram, stopped: list[int]) -> Iterator[Fo
     assert isinstance(program.program, Program)
     flow = gradient_flow(program.program, stopped)
     if not flow.reached and flow.zero and flow.stops:
-        size = sum(program.about.arguments[i].bytes or 0 for i in arrays)
-        yield _zero(program, flow, "every argument", size)
-
-
-def _zero_in_step(program: LintedProgram) -> Iterator[Found]:
-    """Yield a finding for each loss of which the program takes a gradient that is zero.
-
-    JAX's gradient then has the equations of the loss, none backward, and zeros for its arguments.
-    """
-    for jaxpr in all_jaxprs(program.about.jaxpr):
-        forward = [eqn for eqn in jaxpr.eqns if "jvp(" in jaxcompat.name_stack(eqn)]
-        zeros = {type_of(eqn.outvars[0].aval) for eqn in jaxpr.eqns if _is_zeros(eqn)}
-        trained = {v for v in jaxpr.invars if is_inexact(v) and type_of(v.aval) in zeros}
-        loss = part_of(jaxpr, forward, "loss")
-        inner = jaxcompat.open_jaxpr(loss)
-        positions = [i for i, v in enumerate(inner.invars) if v in trained]
-        scalars = [v for v in inner.outvars if is_inexact(v) and v.aval.shape == ()]
-        if not positions or not scalars:
-            continue
-        flow = gradient_flow(jaxcompat.replace_jaxpr(loss, outvars=scalars), positions)
-        if not flow.reached and flow.zero and flow.stops:
-            size = sum(size_of(inner.invars[i].aval, 0) for i in positions)
-            yield _zero(program, flow, "every argument", size)
+        yield _zero(program, flow, "every argument", arrays)
 
 
 def _is_zeros(eqn: JaxprEqn) -> bool:
     """Return True for an array of floating-point zeros outside of a gradient."""
-    is_array = eqn.primitive.name == "broadcast_in_dim" and "jvp(" not in jaxcompat.name_stack(eqn)
-    [value] = eqn.invars[:1] if is_array else (None,)
+    value = None if is_differentiated(eqn) else eqn.invars[0]
     return isinstance(value, jaxcompat.Literal) and is_inexact(value) and not np.any(value.val)
 
 
-def _zero(program: LintedProgram, flow: GradientFlow, what: str, size: int) -> Found:
-    names = some([f"{stop.primitive} ({stop.source})" for stop in flow.stops], 3)
-    verb = "stops" if len(flow.stops) == 1 else "stop"
+def _zero(program: LintedProgram, flow: GradientFlow, what: str, positions: list[int]) -> Found:
     return Found(
         _node(program, flow.stops[0]),
-        f"the gradient with respect to {what} is zero: {names} {verb} every path",
+        f"the gradient with respect to {what} is zero: {_stopped(flow)}",
         NO_DERIVATIVE.get(flow.stops[0].primitive, StopReason("")).remedy
         or "pass a value with a gradient on one path",
         "{bytes} that are never trained",
-        bytes=size,
+        bytes=sum(program.about.arguments[i].bytes or 0 for i in positions),
+        command=_why(_paths(program, positions)[0]),
     )
+
+
+def _paths(program: LintedProgram, positions: Iterable[int]) -> list[str]:
+    """Return the paths of arguments, such as `params` for all below it."""
+    names, chosen = [argument.name for argument in program.about.arguments], set(positions)
+    return [*covering(names, [i in chosen for i in range(len(names))])]
+
+
+def _why(argument: str, inside: str = "") -> str:
+    """Return the command that shows why the gradient with respect to an argument is zero."""
+    return f"jaxprtool why TARGET{inside} --gradient {shell_word(argument)}"
+
+
+def _stopped(flow: GradientFlow) -> str:
+    names = some([f"{stop.primitive} ({stop.source})" for stop in flow.stops], 3)
+    return f"{names} {'stops' if len(flow.stops) == 1 else 'stop'} every path"
 
 
 def _counts(value: Value, most: int = 1000) -> bool:
@@ -662,6 +792,107 @@ def _node(program: LintedProgram, stop: Stop) -> Node | None:
     return next((n for n in program.nodes if stop.frame and program.frame(n) == stop.frame), None)
 
 
+@lint_rule("JT803", "untrained", bad=_BAD_UNTRAINED, good=_GOOD_UNTRAINED, kind="wrong")
+def untrained(program: LintedProgram) -> Iterator[Found]:
+    """A step takes the gradient with respect to an array, and it is zero.
+
+    The loss does not use the array, or every path from it goes through an operation without a
+    derivative, such as a comparison, a cast to integers or `stop_gradient`. The optimizer keeps a
+    state for the array all the same, and weight decay shrinks it.
+    """
+    losses = losses_by_lines(program.about.jaxpr, program.frames)
+    groups = defaultdict[tuple[str, str, Node], list[Value]](list)
+    for zeros in program.of("broadcast_in_dim") if losses else ():
+        loss = losses.get(call_lines(program.frames.of(zeros.eqn)))
+        argument = None if loss is None or not _is_zeros(zeros.eqn) else _trained(program, zeros)
+        if loss is not None and argument is not None:
+            why, stop = _why_zero(program, argument)
+            groups[loss, why, stop or zeros].append(argument)
+    for (loss, why, where), arguments in groups.items():
+        numbers = [program.argument_number(argument) for argument in arguments]
+        paths = _paths(program, [i for i in numbers if i is not None])
+        types = [type_of(argument.aval) for argument in arguments]
+        yield Found(
+            where,
+            f"the gradient with respect to {some(paths or types, 3)} is zero: {why}",
+            "pass a value with a gradient on one path; if it is meant to stay as it is, take no "
+            "gradient for it (argnums, eqx.partition, nnx.DiffState)",
+            "{bytes} that are never trained, with an optimizer's state and updates",
+            bytes=sum(argument.bytes for argument in arguments),
+            command=_why(paths[0], f":{loss}") if paths and loss.isidentifier() else "",
+        )
+
+
+def _trained(program: LintedProgram, zeros: Node) -> Value | None:
+    """Return the argument that an array of zeros is the gradient of, or None.
+
+    The next value of the argument is computed from both, as those of the optimizer's state are. But
+    of these arguments, only that one is read elsewhere, or else has only one next value.
+    """
+    gradient = zeros.outs[0]
+    updated = _updates(gradient, lambda v: [out for node in v.live_readers for out in node.outs])
+    chain, counts = {value.node for value in updated}, Counter[Value]()
+    for result in (value for value in updated if value.is_result):
+        values = _updates(result, lambda v: () if v.node is None else v.node.ins)
+        if any(value.node is not None and value.node.is_backward for value in values):
+            return None  # another gradient of it is not zero
+        chain.update(value.node for value in values)
+        counts.update(value for value in values if value.node is None and value.constant is None)
+    if not counts:
+        return _namesake(program, gradient)
+    elsewhere = [value for value in counts if any(n not in chain for n in value.live_readers)]
+    return min(elsewhere or counts, key=counts.__getitem__)
+
+
+def _namesake(program: LintedProgram, gradient: Value) -> Value | None:
+    """Return the argument whose path ends a result's: `params['w']` and `grads['w']`."""
+    arguments = list(zip(program.about.arguments, program.top.arguments, strict=True))
+    for output, result in zip(program.about.outputs, program.top.results, strict=True):
+        path, ends = path_parts(output.name), defaultdict[int, list[Value]](list)
+        for about, argument in arguments if result is gradient else ():
+            _, *end = path_parts(about.name)
+            if argument.shape == gradient.shape and list(path[len(path) - len(end) :]) == end:
+                ends[len(end)].append(argument)
+        if ends and len(ends[max(ends)]) == 1:
+            return ends[max(ends)][0]
+    return None
+
+
+def _updates(value: Value, following: Callable[[Value], Iterable[Value]]) -> list[Value]:
+    """Return the values that are computed in turn from a value, or that it is, of its shape."""
+    reached = {value: None}
+    todo = [value]
+    for current in todo:
+        for other in following(current):
+            is_update = other.shape == value.shape and other.scope is value.scope
+            if is_update and other not in reached and len(reached) < _MOST_UPDATES:
+                reached[other] = None
+                todo.append(other)
+    return todo
+
+
+def _why_zero(program: LintedProgram, argument: Value) -> tuple[str, Node | None]:
+    """Return why the gradient with respect to an argument of a scope is zero, and where."""
+    scope = argument.scope
+    assert scope is not None
+    jaxpr = program.about.jaxpr
+    if scope.parent is not None and scope.parent.held is not None:
+        jaxpr = scope.parent.held.jaxprs[scope.number_of_body]
+    forward = [eqn for eqn in jaxpr.eqns if is_differentiated(eqn) and not is_backward(eqn)]
+    loss = part_of(jaxpr, forward, "loss")
+    inner = jaxcompat.open_jaxpr(loss)
+    if jaxpr.invars[argument.index] not in inner.invars:
+        return "the loss does not depend on it", None
+    scalars = [v for v in inner.outvars if is_inexact(v) and v.aval.shape == ()]
+    position = inner.invars.index(jaxpr.invars[argument.index])
+    flow = gradient_flow(jaxcompat.replace_jaxpr(loss, outvars=scalars), [position])
+    if not flow.zero and not flow.reached:
+        return "the loss does not depend on it", None
+    if not flow.stops or flow.reached:
+        return "no path with derivatives leads to the loss", None
+    return _stopped(flow), _node(program, flow.stops[0])
+
+
 @lint_rule("JT802", "useless-checkpoint", bad=_BAD_CHECKPOINT, good=_GOOD_CHECKPOINT)
 def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
     """A `jax.checkpoint` around nearly the whole function does not lower the peak.
@@ -670,6 +901,7 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
     is as high as without the checkpoint. Checkpoints of parts, one after the other, lower it. A
     checkpoint whose policy saves everything is reported too.
     """
+    yield from _saving_everything(program)
     if program.has_backward or not program.is_loss:
         return
     total = sum(node.operations for node in program.nodes if node.scope is program.top)
@@ -681,27 +913,35 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
         around_others.update(map(id, calls[:-1]))
     for node in program.nodes:
         for depth, eqn in enumerate(node.around):
-            if traits(eqn).call != "remat" or id(eqn) in seen:
+            if traits(eqn).call != "remat" or id(eqn) in seen or node.scope.parent is not None:
                 continue
             seen.add(id(eqn))
-            policy, call = eqn.params.get("policy"), node.path[: depth + 1]
-            where = None if program.frame_of(call) is None else call
-            if policy is jax.checkpoint_policies.everything_saveable:
+            call = node.path[: depth + 1]
+            operations = program.top.number(node.scope.count.of(eqn))
+            is_whole = operations >= _WHOLE * total and id(eqn) not in around_others
+            if eqn.params.get("policy") is None and is_whole:
                 yield Found(
-                    where,
+                    call if program.frame_of(call) else None,
+                    "one checkpoint holds nearly all of the function: it does not lower the peak",
+                    "checkpoint parts (each layer), or remove it",
+                    "{flops} that a GPU or TPU computes again in the backward pass (XLA for "
+                    "the CPU merges them with the forward pass)",
+                    flops=operations,
+                )
+
+
+def _saving_everything(program: LintedProgram) -> Iterator[Found]:
+    """Yield a finding for each checkpoint whose policy saves everything."""
+    seen = set[int]()
+    for node in program.nodes:
+        for depth, eqn in enumerate(node.around):
+            policy, call = eqn.params.get("policy"), node.path[: depth + 1]
+            if policy is jax.checkpoint_policies.everything_saveable and id(eqn) not in seen:
+                seen.add(id(eqn))
+                yield Found(
+                    call if program.frame_of(call) else None,
                     "the policy of this checkpoint saves everything: it does not lower the peak",
-                    "use another policy, or remove the checkpoint",
+                    "use another policy, such as nothing_saveable or dots_saveable, or remove the "
+                    "checkpoint",
                     "the memory of all residuals",
                 )
-            elif policy is None and node.scope.parent is None and id(eqn) not in around_others:
-                operations = program.top.number(node.scope.count.of(eqn))
-                if operations >= _WHOLE * total:
-                    yield Found(
-                        where,
-                        "one checkpoint holds nearly all of the function: it does not lower the "
-                        "peak",
-                        "checkpoint parts (each layer), or remove it",
-                        "{flops} that a GPU or TPU computes again in the backward pass (XLA for "
-                        "the CPU merges them with the forward pass)",
-                        flops=operations,
-                    )

@@ -797,16 +797,18 @@ def untrained(program: LintedProgram) -> Iterator[Found]:
     """A step takes the gradient with respect to an array, and it is zero.
 
     The loss does not use the array, or every path from it goes through an operation without a
-    derivative, such as a comparison, a cast to integers or `stop_gradient`. The optimizer keeps a
-    state for the array all the same, and weight decay shrinks it.
+    derivative, such as a comparison or a cast to integers. The optimizer keeps a state for the array
+    all the same, and weight decay shrinks it. An array that only `stop_gradient` freezes is meant to
+    be frozen, and is not reported.
     """
     losses = losses_by_lines(program.about.jaxpr, program.frames)
     groups = defaultdict[tuple[str, str, Node], list[Value]](list)
     for zeros in program.of("broadcast_in_dim") if losses else ():
         loss = losses.get(call_lines(program.frames.of(zeros.eqn)))
         argument = None if loss is None or not _is_zeros(zeros.eqn) else _trained(program, zeros)
-        if loss is not None and argument is not None:
-            why, stop = _why_zero(program, argument)
+        reason = None if argument is None else _why_zero(program, argument)
+        if loss is not None and argument is not None and reason is not None:
+            why, stop = reason
             groups[loss, why, stop or zeros].append(argument)
     for (loss, why, where), arguments in groups.items():
         numbers = [program.argument_number(argument) for argument in arguments]
@@ -871,8 +873,11 @@ def _updates(value: Value, following: Callable[[Value], Iterable[Value]]) -> lis
     return todo
 
 
-def _why_zero(program: LintedProgram, argument: Value) -> tuple[str, Node | None]:
-    """Return why the gradient with respect to an argument of a scope is zero, and where."""
+def _why_zero(program: LintedProgram, argument: Value) -> tuple[str, Node | None] | None:
+    """Return why the gradient with respect to an argument of a scope is zero, and where.
+
+    It is None if only `stop_gradient` stops it, so that the array is frozen on purpose.
+    """
     scope = argument.scope
     assert scope is not None
     jaxpr = program.about.jaxpr
@@ -890,6 +895,8 @@ def _why_zero(program: LintedProgram, argument: Value) -> tuple[str, Node | None
         return "the loss does not depend on it", None
     if not flow.stops or flow.reached:
         return "no path with derivatives leads to the loss", None
+    if all(stop.primitive == "stop_gradient" for stop in flow.stops):
+        return None
     return _stopped(flow), _node(program, flow.stops[0])
 
 

@@ -1,10 +1,74 @@
-"""A program on the full screen, beside its source."""
+"""`jaxprtool browse`: a full-screen view of a function's jaxpr next to its source."""
 
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+import sys
+
+from jaxprtool.cli.session import Session, command
+from jaxprtool.errors import OutputError
 from jaxprtool.registry import CommandInfo
 
 INFO = CommandInfo(
     panel="Look",
     position=2,
     summary="Browse a jaxpr on the full screen, beside its source.",
-    run="jaxprtool.commands.browse.command:browse_command",
+    run="jaxprtool.commands.browse:browse_command",
 )
+
+
+@command
+def browse_command(
+    session: Session,
+) -> None:
+    """Browse a jaxpr on the full screen, beside its source.
+
+    Fold and search the listing, go from a value to its definition and uses, from a source line to
+    its equations, and from the program before a pass to the one after it. ? shows the keys.
+
+    [bold]Examples[/]
+
+      jaxprtool browse samples/transformer.py:loss
+      jaxprtool browse samples/transformer.py:loss -p "grad, -O1"
+      jaxprtool browse samples/mlp_variables.py:net -p unzip
+    """
+    _require_terminal(session.target)
+    _require_textual()
+    session.start()
+    traced = session.traced()
+    from jaxprtool.commands.browse.document import StateRecorder
+
+    recorder = StateRecorder(traced.program)
+    session.programs(traced, recorder)
+    session.on_progress("")  # the terminal is the browser's
+    gc.freeze()  # the program is large and stays alive
+    from jaxprtool.commands.browse import app
+
+    app.browse(recorder.states)
+
+
+def _require_terminal(target: str) -> None:
+    """Raise OutputError without a screen and keyboard, or if the terminal is too limited."""
+    if target == "-":
+        raise OutputError(
+            "browse reads keys from stdin, so stdin cannot be the program",
+            "write the program to a file",
+        )
+    for name in ("stdin", "stdout", "stderr"):
+        if not getattr(sys, name).isatty():
+            raise OutputError(
+                f"browse needs a terminal, but {name} is not a terminal",
+                "`jaxprtool show` writes to files and pipes",
+            )
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        raise OutputError(
+            "browse needs a terminal that can move its cursor, but TERM is not set to one",
+            "set TERM",
+        )
+
+
+def _require_textual() -> None:
+    if importlib.util.find_spec("textual") is None:
+        raise OutputError("browse needs Textual", 'pip install "textual>=8"')

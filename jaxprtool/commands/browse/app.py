@@ -20,17 +20,21 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 from textual.widgets.option_list import Option
 
-from jaxprtool.commands.browse.document import Document, PassState
-from jaxprtool.commands.browse.navigation import (
+from jaxprtool.commands.browse.document import (
+    Document,
+    Kind,
     Navigator,
+    OutlineNode,
+    PassState,
+    ProgramOutline,
     RowMatches,
+    RowPlace,
     Way,
     counterpart,
     matches,
     matches_of_line,
     way_text,
 )
-from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline, RowPlace
 from jaxprtool.commands.browse.panes import InfoPane, LinePane, ProgramPane, SourcePane, info
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.listing import Sources, plural

@@ -18,9 +18,13 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from jaxprtool.commands.browse.document import Document
-from jaxprtool.commands.browse.navigation import Navigator
-from jaxprtool.commands.browse.outline import Kind, OutlineNode, ProgramOutline
+from jaxprtool.commands.browse.document import (
+    Document,
+    Kind,
+    Navigator,
+    OutlineNode,
+    ProgramOutline,
+)
 from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
 from jaxprtool.extend.listing import (
     BEHIND,

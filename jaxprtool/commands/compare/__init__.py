@@ -7,10 +7,10 @@ INFO = CommandInfo(
     position=5,
     summary="Measure how the results of variants of a function differ.",
     run="jaxprtool.commands.compare.command:compare_command",
-    documents=("jaxprtool.commands.compare.bisection:Comparison",),
+    documents=("jaxprtool.commands.compare.divergence:Comparison",),
     tables=(
         (
-            "jaxprtool.commands.compare.bisection:Comparison",
+            "jaxprtool.commands.compare.divergence:Comparison",
             "jaxprtool.commands.compare.table:comparison_tables",
         ),
     ),

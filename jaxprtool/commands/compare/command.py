@@ -127,8 +127,8 @@ def compare_command(
     function.start(cache=True)
     from jaxprtool.commands.compare import table as render
     from jaxprtool.commands.compare.compare import Checks, compare_planned
-    from jaxprtool.commands.compare.measures import Tolerance
     from jaxprtool.commands.compare.requested import Axes, planned
+    from jaxprtool.commands.compare.variants import Tolerance
     from jaxprtool.passes.patterns import NamedRewrites
 
     users = NamedRewrites(rewrite or ())

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from jaxprtool.api.targets import RunInputs
-from jaxprtool.commands.compare.bisection import (
+from jaxprtool.commands.compare.divergence import (
     Comparison,
     Divergence,
     SmallestArgument,
@@ -24,7 +24,6 @@ from jaxprtool.commands.compare.bisection import (
     minimized,
     scaled,
 )
-from jaxprtool.commands.compare.measures import Tolerance
 from jaxprtool.commands.compare.requested import (
     Axes,
     Planned,
@@ -39,6 +38,7 @@ from jaxprtool.commands.compare.variants import (
     IsolatedRunner,
     OnProgress,
     Runner,
+    Tolerance,
     Variant,
     arguments_of,
     compared,

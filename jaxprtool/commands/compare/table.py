@@ -26,9 +26,8 @@ from jaxprtool.render.terminal.tables import (
 from jaxprtool.render.views import Cell, Column, Row, Table, number_column
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.compare.bisection import Comparison, Divergence
-    from jaxprtool.commands.compare.measures import Measure
-    from jaxprtool.commands.compare.variants import Compared
+    from jaxprtool.commands.compare.divergence import Comparison, Divergence
+    from jaxprtool.commands.compare.variants import Compared, Measure
 
 # --- compare --------------------------------------------------------------------------------------
 # Comparisons of variants as text.

@@ -7,10 +7,10 @@ INFO = CommandInfo(
     position=7,
     summary="Run a function in several ways, and compare results bitwise.",
     run="jaxprtool.commands.determinism.command:determinism_command",
-    documents=("jaxprtool.commands.compare.bisection:Determinism",),
+    documents=("jaxprtool.commands.compare.divergence:Determinism",),
     tables=(
         (
-            "jaxprtool.commands.compare.bisection:Determinism",
+            "jaxprtool.commands.compare.divergence:Determinism",
             "jaxprtool.commands.determinism.table:determinism_table",
         ),
     ),

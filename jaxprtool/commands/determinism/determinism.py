@@ -18,24 +18,26 @@ from typing import Any, TypeAlias
 
 import jax
 
-from jaxprtool.commands.compare.bisection import (
+from jaxprtool.commands.compare.divergence import (
     Cause,
     Determinism,
     FreshRun,
     Kind,
     Repetition,
+    differing_prefix,
     find_divergence,
 )
-from jaxprtool.commands.compare.divergence import differing_prefix
-from jaxprtool.commands.compare.measures import Measure, Tolerance, measured
 from jaxprtool.commands.compare.requested import inputs_from
 from jaxprtool.commands.compare.variants import (
     Executor,
     IsolatedRunner,
+    Measure,
     OnProgress,
     Runner,
+    Tolerance,
     Variant,
     logical,
+    measured,
     process_of,
     results_in,
     risks,

@@ -19,8 +19,7 @@ from jaxprtool.render.terminal.tables import Rendering, drawn, facts_table, line
 from jaxprtool.render.views import Column, Row, Table, number_column
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.compare.bisection import Cause, Determinism, Repetition
-    from jaxprtool.commands.compare.divergence import Prefix
+    from jaxprtool.commands.compare.divergence import Cause, Determinism, Prefix, Repetition
 
 #: The maximum number of lines of a risk that are named.
 _FEW = 3

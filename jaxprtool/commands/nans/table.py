@@ -18,6 +18,7 @@ from jaxprtool.render.views import Cell, Column, Row, Table, number_column
 
 if TYPE_CHECKING:
     from jaxprtool.commands.nans.nans import BadValue, NanSearch, Operand
+    from jaxprtool.commands.nans.nans import Operand as NanOperand
 
 #: The maximum number of results, equations or devices named.
 _FEW = 4
@@ -163,5 +164,5 @@ class NansDocument(NamedTuple):
     source: Annotated[Place, "The user's line; null if unknown."] = UNKNOWN
     path: Annotated[Sequence[str], "The enclosing equations, the outermost first."] = ()
     iteration: Annotated[Sequence[int], "The iteration of each enclosing loop, from 0."] = ()
-    operands: Annotated[Sequence[Operand], "The operands of the equation."] = ()
+    operands: Annotated[Sequence[NanOperand], "The operands of the equation."] = ()
     all: Annotated[Sequence[BadValue], "All values found; those that reach a result first."] = ()

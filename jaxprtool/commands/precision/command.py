@@ -73,7 +73,7 @@ def precision_command(
     """
     rows = options.row_limit(top, all)
     session.start(cache=True)
-    from jaxprtool.commands.compare.measures import Tolerance
+    from jaxprtool.commands.compare.variants import Tolerance
     from jaxprtool.commands.precision.precision import PrecisionRequest, found_precision
     from jaxprtool.commands.precision.table import option_text, precision_text
 

@@ -19,7 +19,6 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.api.targets import RunInputs
-from jaxprtool.commands.compare.measures import Tolerance
 from jaxprtool.commands.compare.requested import inputs_from
 from jaxprtool.commands.compare.variants import (
     Compared,
@@ -28,6 +27,7 @@ from jaxprtool.commands.compare.variants import (
     OnProgress,
     Precision,
     Runner,
+    Tolerance,
     Variant,
     compared,
 )

@@ -6,9 +6,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.browse.app import Browser
-from jaxprtool.commands.browse.document import Document, StateRecorder
-from jaxprtool.commands.browse.navigation import Navigator
-from jaxprtool.commands.browse.outline import ProgramOutline
+from jaxprtool.commands.browse.document import Document, Navigator, ProgramOutline, StateRecorder
 from jaxprtool.passes.framework import Pipeline
 
 ROOT = Path(__file__).parents[3]

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool.commands.browse.outline import Kind
+from jaxprtool.commands.browse.document import Kind
 
 x = jnp.arange(4.0)
 

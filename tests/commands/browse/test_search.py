@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.browse.navigation import matches, matches_of_line
+from jaxprtool.commands.browse.document import matches, matches_of_line
 
 
 def found(shown, query):

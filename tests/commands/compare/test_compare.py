@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.compare.measures import Tolerance, measured
+from jaxprtool.commands.compare.variants import Tolerance, measured
 from jaxprtool.errors import ArgumentsError, BackendError, PipelineError
 
 USUAL = Tolerance()

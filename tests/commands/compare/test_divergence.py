@@ -8,9 +8,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
-from jaxprtool.commands.compare.bisection import find_divergence
-from jaxprtool.commands.compare.measures import Comparator, Tolerance
-from jaxprtool.commands.compare.variants import Variant
+from jaxprtool.commands.compare.divergence import find_divergence
+from jaxprtool.commands.compare.variants import Comparator, Tolerance, Variant
 
 X = np.linspace(0.5, 1.5, 8, dtype=np.float32)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.compare.bisection import input_text, minimized, scaled
+from jaxprtool.commands.compare.divergence import input_text, minimized, scaled
 from jaxprtool.errors import ArgumentsError
 
 

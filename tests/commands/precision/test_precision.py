@@ -7,8 +7,8 @@ import pytest
 from jax import lax
 
 import jaxprtool
-from jaxprtool.commands.compare.measures import Tolerance
 from jaxprtool.commands.compare.requested import inputs_from
+from jaxprtool.commands.compare.variants import Tolerance
 from jaxprtool.commands.precision.precision import PrecisionRequest, found_precision
 from jaxprtool.commands.reduce.search import minimal_subset
 from jaxprtool.errors import ArgumentsError, PipelineError

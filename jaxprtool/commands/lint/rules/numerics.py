@@ -797,9 +797,9 @@ def untrained(program: LintedProgram) -> Iterator[Found]:
     """A step takes the gradient with respect to an array, and it is zero.
 
     The loss does not use the array, or every path from it goes through an operation without a
-    derivative, such as a comparison or a cast to integers. The optimizer keeps a state for the array
-    all the same, and weight decay shrinks it. An array that only `stop_gradient` freezes is meant to
-    be frozen, and is not reported.
+    derivative, such as a comparison or a cast to integers. The optimizer keeps a state for the
+    array all the same, and weight decay shrinks it. An array that only `stop_gradient` freezes is
+    meant to be frozen, and is not reported.
     """
     losses = losses_by_lines(program.about.jaxpr, program.frames)
     groups = defaultdict[tuple[str, str, Node], list[Value]](list)

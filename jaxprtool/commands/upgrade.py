@@ -414,7 +414,7 @@ def _values(
 
     import numpy as np
 
-    from jaxprtool.commands.compare.measures import Tolerance, measured
+    from jaxprtool.commands.compare.variants import Tolerance, measured
     from jaxprtool.execute.running.rounding import explained
 
     files = [np.load(side.file("results.npz")) for side in sides]

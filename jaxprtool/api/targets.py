@@ -158,9 +158,9 @@ def import_module(target: str) -> None:
 
 def _require_program(target: str) -> None:
     """Raise TargetError if a TARGET is an HLO module, which most commands do not read."""
-    from jaxprtool.formats.hlo import is_module
+    from jaxprtool.formats.hlo import is_hlo
 
-    if is_module(target):
+    if is_hlo(target):
         raise TargetError(
             f"{_shown(target)} is an HLO module", "cost, diff, memory and show read it"
         )

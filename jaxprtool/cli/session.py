@@ -278,9 +278,9 @@ class FunctionOptions:
         Raises:
             TargetError: If jaxlib cannot parse it, or an option is given that applies to programs.
         """
-        from jaxprtool.formats.hlo import is_module, stored_module
+        from jaxprtool.formats.hlo import is_hlo, stored_module
 
-        if not is_module(self.target):
+        if not is_hlo(self.target):
             return None
         if options := self.arguments():
             raise TargetError(f"'{self.target}' is an HLO module: {options[0]} does not apply")

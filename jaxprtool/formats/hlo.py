@@ -68,7 +68,7 @@ class _Dumped(NamedTuple):
     path: str
 
 
-def is_module(target: str) -> bool:
+def is_hlo(target: str) -> bool:
     """Return True if a TARGET is an HLO module in a file or a folder of `--xla_dump_to`."""
     if os.path.isdir(target):
         return any(_dumped(target))
@@ -84,7 +84,7 @@ def stored_module(target: str) -> StoredModule:
     Raises:
         TargetError: If there is no such module, or jaxlib cannot parse it.
     """
-    # Most targets are programs: their commands only ask `is_module`.
+    # Most targets are programs: their commands only ask `is_hlo`.
     from jaxprtool.ir.hlo.buffers import read_assignment
     from jaxprtool.ir.hlo.module import message, read_module
 

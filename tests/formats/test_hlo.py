@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool.errors import TargetError
-from jaxprtool.formats.hlo import is_module, stored_module
+from jaxprtool.formats.hlo import is_hlo, stored_module
 from tests.programs.modules import OLD, dumped
 
 X = jnp.ones((4, 4))
@@ -28,7 +28,7 @@ def dump(tmp_path):
 
 
 def test_a_module_of_a_folder_is_chosen_by_name_number_and_stage(dump):
-    assert is_module(str(dump)) and is_module(f"{dump}/jit_step")
+    assert is_hlo(str(dump)) and is_hlo(f"{dump}/jit_step")
     first, second = (stored_module(f"{dump}/jit_step{at}").module for at in ("", "@2"))
     assert [m.entry.root.shape.sizes for m in (first, second)] == [(4, 4), (2, 2)]
     before = stored_module(f"{dump}/jit_loss:before").module
@@ -82,5 +82,5 @@ def test_what_the_parser_does_not_know_is_one_line(tmp_path):
 
 def test_other_files_are_no_modules(tmp_path):
     (tmp_path / "notes.txt").write_text("HloModules are fine")
-    assert not is_module(str(tmp_path)) and not is_module(str(tmp_path / "notes.txt"))
-    assert not is_module("package.module:function") and not is_module(str(tmp_path / "x/y"))
+    assert not is_hlo(str(tmp_path)) and not is_hlo(str(tmp_path / "notes.txt"))
+    assert not is_hlo("package.module:function") and not is_hlo(str(tmp_path / "x/y"))

@@ -135,7 +135,7 @@ _LISTED = 4
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 
 
-class KernelPart(NamedTuple):
+class ModulePart(NamedTuple):
     """What an instruction of a kernel computes, reads from memory or writes to it.
 
     Attributes:
@@ -162,15 +162,15 @@ class ModuleWork:
     unknown: Counter[str] = field(default_factory=Counter)
 
     @cached_method
-    def parts(self, kernel: Instruction) -> tuple[KernelPart, ...]:
+    def parts(self, kernel: Instruction) -> tuple[ModulePart, ...]:
         """Return the parts of a kernel, for one run of it."""
         if kernel.opcode == "custom-call":
             self.unknown[kernel.custom_call_target] += 1
         inside = self.module.inside(kernel)
-        parts = [KernelPart(op, self.arithmetic(op), self._product(op)) for op in inside]
+        parts = [ModulePart(op, self.arithmetic(op), self._product(op)) for op in inside]
         fused = self._fused(kernel)
         if fused is None:
-            parts.append(KernelPart(kernel, self._moved(kernel)))
+            parts.append(ModulePart(kernel, self._moved(kernel)))
         else:
             parts += self._read_by(kernel, fused)
             parts += self._written_by(fused)
@@ -279,7 +279,7 @@ class ModuleWork:
             read += shape.bytes - self._operand(op).bytes
         return Work(bytes_read=read, bytes_written=shape.bytes)
 
-    def _read_by(self, kernel: Instruction, fused: Computation) -> Iterator[KernelPart]:
+    def _read_by(self, kernel: Instruction, fused: Computation) -> Iterator[ModulePart]:
         """Yield what a fusion reads, with the first instruction in it that reads each operand."""
         readers = _readers(fused)
         for op in fused.instructions:
@@ -292,7 +292,7 @@ class ModuleWork:
             parts = [self._part_read(op, use, passed, whole) for passed, use in uses]
             read = min(sum(parts), whole)
             if read:
-                yield KernelPart(uses[0][1], Work(bytes_read=read))
+                yield ModulePart(uses[0][1], Work(bytes_read=read))
 
     def _part_read(self, op: Instruction, use: Instruction, passed: int, whole: int) -> int:
         """Return the bytes of a parameter that an instruction reads, which may be a part of it."""
@@ -303,12 +303,12 @@ class ModuleWork:
                 return 0  # the other elements stay where they are
         return whole
 
-    def _written_by(self, fused: Computation) -> Iterator[KernelPart]:
+    def _written_by(self, fused: Computation) -> Iterator[ModulePart]:
         for op in self._outputs(fused.root):
             made = self._passed(op)
             update = made.opcode == "dynamic-update-slice"
             size = self._operand(made, 1).bytes if update else op.shape.bytes
-            yield KernelPart(made, Work(bytes_written=size))
+            yield ModulePart(made, Work(bytes_written=size))
 
     def _outputs(self, root: Instruction) -> Iterator[Instruction]:
         if root.opcode != "tuple":

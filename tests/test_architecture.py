@@ -138,7 +138,7 @@ def test_imports_go_downward():
 INNER_FLOORS = {
     "ir": "differences|body_matching repetition|conversions donation equivalence meshes|mesh_sizes"
     "|program|ragged specialization|expansions matching symbols|custom_rules notation state"
-    "|dataflow kernel_calls rewrite|equations evaluation|regions scopes traits"
+    "|dataflow rewrite|kernel_calls|equations evaluation|regions scopes traits"
     "|checkpoints frames hlo keys rules source_names"
     "|places source_text|backends documents dtypes paths process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|framework",

@@ -99,16 +99,15 @@ def _jvp_rule(eqn: JaxprEqn) -> JVPRule:
             raise untraceable_rule(eqn, error) from error
         name = eqn.params["jvp_jaxpr_fun"].debug_info.func_name
         zeros, everything = (False,) * len(eqn.outvars), (True,) * _num_primals(eqn)
-        raised = error.raised if isinstance(error, RuleRaised) else described(error)
-        return JVPRule(name, None, zeros, everything, raised)
+        return JVPRule(name, None, zeros, everything, _raised(error))
 
 
 def vjp_rule(eqn: JaxprEqn) -> VJPRule:
     """Return the rules of a custom_vjp call.
 
     Raises:
-        UnsupportedError: If one of them raises when it is traced, or the backward rule is not just
-            a function from residuals and cotangents to cotangents.
+        UnsupportedError: If one of them raises and takes symbolic zeros, or the backward rule is
+            not just a function from residuals and cotangents to cotangents.
     """
     return _followed(eqn, _vjp_rule)
 
@@ -118,8 +117,22 @@ def _vjp_rule(eqn: JaxprEqn) -> VJPRule:
         return _rule_without_results(eqn)
     try:
         return _traced(jaxcompat.custom_vjp_rule, eqn)
-    except Exception as error:
-        raise untraceable_rule(eqn, error) from error
+    except Exception as error:  # the rules are the user's, and may raise anything
+        if eqn.params["symbolic_zeros"] or isinstance(error, jaxcompat.NoFunction):
+            raise untraceable_rule(eqn, error) from error
+        fwd, bwd = (eqn.params[name].debug_info.func_name for name in _LIVE[eqn.primitive.name])
+        return vjp_rule_that_raises(fwd, bwd, _raised(error), _num_primals(eqn))
+
+
+def vjp_rule_that_raises(fwd: str, bwd: str, raises: str, primals: int) -> VJPRule:
+    """Return the rules of a custom_vjp call of so many primals, of which one always raises."""
+    none, everything = (False,) * primals, (True,) * primals
+    return VJPRule(fwd, bwd, None, None, (), none, everything, raises)
+
+
+def _raised(error: Exception) -> str:
+    """Return the exception of a user's rule, as at the end of a traceback."""
+    return error.raised if isinstance(error, RuleRaised) else described(error)
 
 
 def _rule_without_results(eqn: JaxprEqn) -> VJPRule:
@@ -343,9 +356,12 @@ def vjp_params(
         num_consts: The number of leading operands that are constants, which the rules do not take.
         symbolic_zeros: Whether the rules take symbolic zeros.
     """
+    function = jaxcompat.open_jaxpr(call_jaxpr).debug_info.func_name
 
     def checked_rule(perturbed: Sequence[bool]) -> VJPRule:
         traced = rule()
+        if traced.raises is not None:
+            raise RuleRaised(f"{traced.fwd_name} or {traced.bwd_name} of {function}", traced.raises)
         _require(perturbed, traced.perturbed, traced.fwd_name)
         return traced
 

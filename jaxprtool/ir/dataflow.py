@@ -18,6 +18,7 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache, cached_method
 from jaxprtool.ir.equations import all_jaxprs, bodies, has_ref_type, is_flat, reachable, variables
+from jaxprtool.ir.kernel_calls import KernelCall, KernelEdge, kernel_call
 from jaxprtool.ir.regions import Region, Regions, holds_jaxpr, regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
@@ -324,8 +325,9 @@ def _is_filler(eqn: JaxprEqn, defined: DefUse) -> bool:
 # a shared body contains only the values that flow through that call. Along the edges of
 # `ir.regions` values pass through calls, branches and loops, through loops until a fixed point is
 # reached. All results depend on the predicate of a branch or loop. The contents of a ref depend on
-# the values written to it. For an equation whose primitive has no regions, each result depends on
-# each operand, and all equations in its bodies belong to the slice.
+# the values written to it. A kernel is a loop over the steps of its grid, whose results are the
+# contents of Refs. For any other equation without regions, each result depends on each operand, and
+# all equations in its bodies belong to the slice.
 
 #: Flags of a body's arguments or results.
 _Flags: TypeAlias = tuple[bool, ...]
@@ -468,14 +470,17 @@ class _ForwardSlicer(_Slicer):
         for i, eqn in enumerate(jaxpr.eqns):
             first = id(eqn) in begins
             eqn_regions = None if flat else regions(eqn)
+            kernel = None if flat else _kernel(eqn)
             if not (
                 first
                 or any(type(v) is not Literal and v in reached for v in eqn.invars)
-                or (eqn_regions is not None and self._starts_inside(eqn))
+                or ((eqn_regions or kernel) is not None and self._starts_inside(eqn))
             ):
                 continue
             runs: tuple[BodySlice, ...] | None
-            if eqn_regions is None or first:
+            if kernel is not None and not first:
+                runs = self._through_kernel(kernel, reached)
+            elif eqn_regions is None or first:
                 runs = self._everything.within(eqn)
                 reached.update(eqn.outvars, _written_refs(eqn))
             else:
@@ -520,6 +525,25 @@ class _ForwardSlicer(_Slicer):
             return None
         return tuple(runs[i] for i in range(len(opened)))
 
+    def _through_kernel(
+        self, kernel: KernelCall, reached: set[Var]
+    ) -> tuple[BodySlice, ...] | None:
+        """Add the results of a kernel that are reached; return None if nothing in it is."""
+        eqn, edges, flags = kernel.eqn, kernel.edges, list[bool]()
+        ins = [type(v) is not Literal and v in reached for v in eqn.invars]
+        all_results = any(ins[i] for i in kernel.controls)
+        new = [
+            (e.operand is not None and ins[e.operand]) or (e.result is not None and all_results)
+            for e in edges
+        ]
+        while new != flags:
+            flags = _with_aliases(edges, new)
+            run = self.run(jaxcompat.open_jaxpr(kernel.body), tuple(flags))
+            new = [*run.arguments]
+        results = [e.result for e, flag in zip(edges, flags, strict=True) if flag]
+        reached.update(eqn.outvars[i] for i in results if i is not None)
+        return (run,) if run.inside or any(flags) else None
+
 
 class _BackwardSlicer(_Slicer):
     @cached_method
@@ -539,14 +563,17 @@ class _BackwardSlicer(_Slicer):
             eqn = eqns[i]
             first = id(eqn) in begins
             eqn_regions = None if flat else regions(eqn)
+            kernel = None if flat else _kernel(eqn)
             if not (
                 first
                 or not needed.isdisjoint(eqn.outvars)
-                or (eqn.effects and not needed.isdisjoint(_written_refs(eqn)))
-                or (eqn_regions is not None and self._starts_inside(eqn))
+                or not needed.isdisjoint(_written_refs(eqn))
+                or ((eqn_regions or kernel) is not None and self._starts_inside(eqn))
             ):
                 continue
-            if eqn_regions is None:
+            if kernel is not None:
+                inside[i] = self._through_kernel(kernel, needed, first)
+            elif eqn_regions is None:
                 inside[i] = self._everything.within(eqn)
                 needed.update(variables(eqn.invars))
             else:
@@ -585,11 +612,52 @@ class _BackwardSlicer(_Slicer):
         needed.update(v for v, flag in pairs if flag and type(v) is not Literal)
         return tuple(runs[i] for i in range(len(opened)))
 
+    def _through_kernel(
+        self, kernel: KernelCall, needed: set[Var], first: bool
+    ) -> tuple[BodySlice, ...]:
+        """Add the part of a kernel that its needed results depend on.
+
+        A step of the grid may read what an earlier one wrote.
+        """
+        eqn, edges, flags = kernel.eqn, kernel.edges, list[bool]()
+        new = [e.result is not None and (first or eqn.outvars[e.result] in needed) for e in edges]
+        while new != flags:
+            flags = _with_aliases(edges, new)
+            run = self.run(jaxcompat.open_jaxpr(kernel.body), (), tuple(flags))
+            new = [a or b for a, b in zip(flags, run.arguments, strict=True)]
+        operands = [e.operand for e, flag in zip(edges, flags, strict=True) if flag]
+        operands += kernel.controls if any(flags) else ()
+        needed.update(variables([eqn.invars[i] for i in operands if i is not None]))
+        return (run,)
+
+
+def _kernel(eqn: JaxprEqn) -> KernelCall | None:
+    """Return the view of a kernel, unless it closes over Refs."""
+    kernel = kernel_call(eqn)
+    return None if kernel is None or kernel.captured else kernel
+
+
+def _with_aliases(edges: Sequence[KernelEdge], flags: Sequence[bool]) -> list[bool]:
+    """Return the flags of a kernel's arguments, the same for two arguments in the same memory."""
+    by_operand = dict[int | None, bool]()
+    for edge, flag in zip(edges, flags, strict=True):
+        by_operand[edge.operand] = by_operand.get(edge.operand, False) or flag
+    return [
+        flag if edge.operand is None else by_operand[edge.operand]
+        for edge, flag in zip(edges, flags, strict=True)
+    ]
+
 
 def _written_refs(eqn: JaxprEqn) -> Iterable[Var]:
-    """Yield the refs that an equation writes to."""
+    """Return the refs that an equation writes to.
+
+    Some operations of kernels do not declare what they write. They have no results.
+    """
+    if eqn.outvars and not eqn.effects:
+        return ()
     refs = (jaxcompat.ref_of(e) for e in eqn.effects if not jaxcompat.is_removable_effect(e))
-    return [ref for ref in refs if ref is not None]
+    written = [ref for ref in refs if ref is not None]
+    return written or ([] if eqn.outvars else [v for v in variables(eqn.invars) if has_ref_type(v)])
 
 
 # --- input domains --------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ from jaxprtool.jaxcompat import (
     Atom,
     Aval,
     ClosedJaxpr,
+    DebugInfo,
     Jaxpr,
     JaxprEqn,
     Literal,
@@ -264,7 +265,7 @@ class _EquivalenceCheck:
             self._value(a, b)
 
     def _value(self, p: object, q: object) -> None:
-        if p is q:
+        if p is q or (isinstance(p, DebugInfo) and isinstance(q, DebugInfo)):
             return
         if isinstance(p, Jaxpr | ClosedJaxpr) and isinstance(q, Jaxpr | ClosedJaxpr):
             self.jaxprs(p, q)

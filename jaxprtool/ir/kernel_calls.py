@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import compress
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -148,6 +149,18 @@ class PrefetchedScalar:
     ref: Var
 
 
+class KernelEdge(NamedTuple):
+    """What an argument of a kernel's body begins with, and what it becomes.
+
+    Attributes:
+        operand: The position of the operand; None if the memory has no value yet.
+        result: The position of the result, or None.
+    """
+
+    operand: int | None
+    result: int | None
+
+
 @dataclass(frozen=True, eq=False)
 class KernelCall:
     """A `pallas_call`: the body runs once for each step of the grid, the last axis fastest.
@@ -206,6 +219,80 @@ class KernelCall:
     def vmem_limit_bytes(self) -> int | None:
         """The limit of vector memory that the kernel's author sets, for a TPU."""
         return getattr(self.compiler_params, "vmem_limit_bytes", None)
+
+    @cached_property
+    def edges(self) -> tuple[KernelEdge, ...]:
+        """For each argument of the body, the operand that it begins with, and its result."""
+        start = len(self.eqn.invars) - len(self.prefetched) - len(self.inputs)
+        ins = range(start, len(self.eqn.invars))
+        operands = (*((i, None) for i in ins), *((self.aliases.get(i), i) for i in self._results))
+        captured = len(self.body.invars) - len(operands) - len(self.scratch)
+        first = ((i, None) for i in range(captured))
+        pairs = (*first, *operands, *((None, None) for _ in self.scratch))
+        return tuple(map(KernelEdge._make, pairs))
+
+    @property
+    def _results(self) -> range:
+        return range(len(self.outputs))
+
+    @cached_property
+    def controls(self) -> tuple[int, ...]:
+        """The operands that set the number of steps, or where blocks are."""
+        sizes = [axis.operand for axis in self.grid if axis.operand is not None]
+        read = {i for block in self.blocks for scalars in block.scalars for i in scalars}
+        values = [*sizes, *(self.prefetched[i].value for i in read)]
+        return tuple(i for i, v in enumerate(self.eqn.invars) if any(v is x for x in values))
+
+    @property
+    def selects_blocks(self) -> bool:
+        """Whether `rebuild` can leave blocks out: no option depends on their positions."""
+        params = self.eqn.params
+        fusion = getattr(self.compiler_params, "allow_input_fusion", None)
+        effects = getattr(self.compiler_params, "has_side_effects", False)
+        is_pure = str(getattr(effects, "value", effects)) in ("False", "pure")
+        special = params.get("mesh") or params.get("kernel_arg_transforms") or fusion
+        return is_pure and not (special or self.captured)
+
+    def rebuild(
+        self, body: ClosedJaxpr, inputs: Sequence[bool], outputs: Sequence[bool]
+    ) -> JaxprEqn:
+        """Return the kernel with another body, and with a selection of its inputs and outputs.
+
+        Args:
+            body: Takes the Refs of those that are kept.
+            inputs: Which inputs are kept. One that has the memory of a result must be.
+            outputs: Which outputs are kept.
+        """
+        eqn, params = self.eqn, self.eqn.params
+        kept = [*inputs, *outputs]
+        mapping = replace(
+            params["grid_mapping"],
+            block_mappings=tuple(compress(params["grid_mapping"].block_mappings, kept)),
+            num_inputs=sum(inputs),
+            num_outputs=sum(outputs),
+        )
+        scalars = len(self.prefetched)
+        aliases = [
+            (scalars + sum(inputs[: i - scalars]) if i >= scalars else i, sum(outputs[:out]))
+            for i, out in params["input_output_aliases"]
+            if outputs[out]
+        ]
+        first = len(eqn.invars) - len(inputs)
+        return eqn.replace(
+            invars=[*eqn.invars[:first], *compress(eqn.invars[first:], inputs)],
+            outvars=[*compress(eqn.outvars, outputs)],
+            params={
+                **params,
+                "jaxpr": self._as_held(body),
+                "grid_mapping": mapping,
+                "out_avals": tuple(compress(params["out_avals"], outputs)),
+                "input_output_aliases": tuple(aliases),
+            },
+        )
+
+    def _as_held(self, body: ClosedJaxpr) -> Any:
+        is_closed = isinstance(self.eqn.params["jaxpr"], ClosedJaxpr)
+        return body if is_closed else jaxcompat.open_jaxpr(body)
 
     @property
     def index_names(self) -> list[str]:

@@ -36,6 +36,7 @@ from jaxprtool.jaxcompat.custom_rules import (
     OF_ONE_CALL,
     WRAPPERS,
     JVPRule,
+    NoFunction,
     VJPRule,
     cells_of,
     closes_over_sizes,
@@ -169,6 +170,8 @@ from jaxprtool.jaxcompat.kernels import (
     kernel_path,
     kernel_primitive,
     kernel_record,
+    own_reference,
+    reference_of,
     tree_structure,
 )
 from jaxprtool.jaxcompat.lowering import (

@@ -85,15 +85,22 @@ class VJPRule:
         forwarded: For each residual, the index of the primal that it is; None if `fwd` returns it.
         in_zeros: Whether the cotangent of each primal is zero.
         perturbed: The primals that the rules may be differentiated with respect to.
+        raises: The exception of rules of which one always raises, as at the end of a traceback.
+            `fwd` and `bwd` are then None.
     """
 
     fwd_name: str
     bwd_name: str
-    fwd: ClosedJaxpr
-    bwd: ClosedJaxpr
+    fwd: AnyJaxpr
+    bwd: AnyJaxpr
     forwarded: tuple[int | None, ...]
     in_zeros: tuple[bool, ...]
     perturbed: tuple[bool, ...]
+    raises: str | None = None
+
+
+class NoFunction(TypeError):
+    """A backward rule is more than a function of residuals and cotangents."""
 
 
 def custom_jvp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> JVPRule:
@@ -159,13 +166,12 @@ def custom_jvp_rule_param(name: str, rule: Callable[[Sequence[bool]], JVPRule]) 
 def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
     """Return the rules of a custom_vjp call, for derivatives by the primals that are `perturbed`.
 
-    Raises the exceptions of the rules, and TypeError for a rule that is more than a function of
-    residuals and cotangents.
+    Raises the exceptions of the rules, and NoFunction.
     """
     params, num_consts = eqn.params, eqn.params["num_consts"]
     fwd, bwd = params["fwd_jaxpr_thunk"], params["bwd"]
     if getattr(bwd.f, "call_with_accums", None) is not None:
-        raise TypeError("its backward rule accumulates into gradient buffers")
+        raise NoFunction("its backward rule accumulates into gradient buffers")
     with setting_of(eqn), rule_retraced(fwd):
         forward = attach_constants(*fwd.call_wrapped(*perturbed))
         _, res_tree, forwarded_operands = params["out_trees"]()
@@ -188,7 +194,7 @@ def custom_vjp_rule(eqn: JaxprEqn, perturbed: Sequence[bool]) -> VJPRule:
             if BWD_RETURNS_LOGS:
                 cts, logs = cts
                 if logs is not None:
-                    raise TypeError("its backward rule returns a log")
+                    raise NoFunction("its backward rule returns a log")
             zeros[:] = [isinstance(ct, Zero | SymbolicZero) for ct in cts]
             return [ct for ct, zero in zip(cts, zeros, strict=True) if not zero]
 

@@ -421,8 +421,14 @@ def weakly_typed(value: Any) -> jax.Array:
     return type(array)(aval, array.sharding, array._arrays, committed=array.committed)
 
 
-#: Returns the type of the array that represents one element of an extended dtype.
-physical_element = core.physical_element_aval
+def physical_element(dtype: Any) -> jax.core.ShapedArray:
+    """Return the type of the array that represents one element of an extended dtype.
+
+    A barrier of a GPU has no elements.
+    """
+    if getattr(dtype, "_rules", None) is None:
+        return jax.core.ShapedArray((0,), np.dtype(np.int8))
+    return core.physical_element_aval(dtype)
 
 
 def _reinterpretation(name: str, type_of_result: Any) -> Primitive:

@@ -20,12 +20,13 @@ from typing import Any
 
 import jax
 from jax._src import config, tree_util
-from jax._src.state.types import TransformedRef
+from jax._src.state.types import AbstractRef, TransformedRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.jaxprs import (
     AnyJaxpr,
+    Aval,
     Params,
     axes_bound,
     close_jaxpr,
@@ -59,11 +60,13 @@ _MODULES = {
 } | {
     "jax._src.state.types.": "jax.ref",
     "jax.experimental.mosaic.gpu.core.": "jax.experimental.pallas.mosaic_gpu",
+    "jax.experimental.mosaic.gpu.tcgen05.": "jax.experimental.pallas.mosaic_gpu",
+    "jax.experimental.mosaic.gpu.fragmented_array.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.launch_context.": "jax.experimental.pallas.mosaic_gpu",
 }
 
 #: The name of a class, of a constant, or of a member of an enumeration.
-_NAME = re.compile(r"[^\W_]\w*(?:\.[^\W_]\w*)?")
+_NAME = re.compile(r"\w+(?:\.\w+)?")
 
 #: The registry of trees in which a part of a ref is a node.
 _REGISTRY = getattr(tree_util, "tracing_registry", jax.tree_util.default_registry)
@@ -97,7 +100,9 @@ def kernel_object(path: str) -> Any:
 
 
 def _is_rebuildable(cls: type) -> bool:
-    """Return True for a dataclass that takes its fields as arguments."""
+    """Return True for a class of refs, and for a dataclass that takes its fields as arguments."""
+    if issubclass(cls, AbstractRef):
+        return True
     if not dataclasses.is_dataclass(cls):
         return False
     return {f.name for f in dataclasses.fields(cls)} <= inspect.signature(cls).parameters.keys()
@@ -136,6 +141,23 @@ def kernel_record(path: str, fields: Mapping[str, Any]) -> Any:
         return cls(**fields)
     except (TypeError, ValueError, AssertionError, AttributeError):
         return None
+
+
+def own_reference(aval: Aval) -> tuple[str, Params] | None:
+    """Return the class of a ref that is one of Pallas's own, and its fields beside its content."""
+    path = None if type(aval) is AbstractRef else kernel_path(aval)
+    if path is None or not isinstance(aval, AbstractRef):
+        return None
+    _, *names = inspect.signature(type(aval)).parameters
+    return path, {name: getattr(aval, name) for name in names if name != "kind"}
+
+
+def reference_of(path: str, content: Aval, fields: Params) -> Any:
+    """Return the ref that `own_reference` describes, or None if this JAX cannot have it."""
+    cls = kernel_object(path)
+    if not (isinstance(cls, type) and issubclass(cls, AbstractRef)):
+        return None
+    return kernel_record(path, {next(iter(inspect.signature(cls).parameters)): content, **fields})
 
 
 def kernel_primitive(name: str) -> Primitive | None:

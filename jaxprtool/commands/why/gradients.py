@@ -17,7 +17,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.points import point
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.custom_rules import vjp_rule
+from jaxprtool.ir.custom_rules import RuleRaised, vjp_rule
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
 from jaxprtool.ir.documents import AnyFloat, Printed, document, listed
 from jaxprtool.ir.equations import is_inexact, type_of
@@ -498,6 +498,8 @@ def _of_jvp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
 def _of_custom_vjp(eqn: JaxprEqn, flags: Sequence[bool]) -> list[bool]:
     """Return True for all results if the cotangent of an operand depends on those of results."""
     rule = vjp_rule(eqn)
+    if rule.raises is not None:
+        raise RuleRaised(f"{rule.fwd_name} or {rule.bwd_name}", rule.raises)
     backward = jaxcompat.open_jaxpr(rule.bwd)
     cotangents = [(backward, v) for v in backward.invars[len(rule.forwarded) :]]
     reached = iter(forward_slice(backward, Start(cotangents)).results)

@@ -422,11 +422,12 @@ class FileBuilder:
         label = parameters.get("name")
         names = _ParameterNames(self, parameter, scope, label if isinstance(label, str) else "")
         is_rule = parameter.name in params.RULES.get(primitive, ()) and not is_opaque
-        if parameter.named is None and not is_rule:
+        node = parameter.value.parse(self.source)
+        # The name of a rule that raises is in quotes, if another rule has the name.
+        if parameter.named is None and not (is_rule and isinstance(node, ast.Name)):
             return self._value(parameter, names)
         with self._faults_of(parameter.named or parameter.value):
             name = values.decode((parameter.named or parameter.value).parse(self.source))
-        node = parameter.value.parse(self.source)
         tree = names.tree(node.id) if isinstance(node, ast.Name) else None
         if tree is None or not isinstance(name, str):
             message = f"{parameter.name} must be a name and a jaxpr"
@@ -585,6 +586,8 @@ def _check_jvp(eqn: JaxprEqn) -> None:
 
 def _check_vjp(eqn: JaxprEqn) -> None:
     rule = vjp_rule(eqn)
+    if rule.raises is not None:
+        return
     primals, results = _primals(eqn), _types(eqn.outvars)
     fwd, bwd, gives = rule.fwd, rule.bwd, _types(rule.fwd.outvars)
     if len(rule.forwarded) != len(bwd.invars) - len(results):

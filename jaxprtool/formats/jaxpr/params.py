@@ -35,6 +35,7 @@ from jaxprtool.ir.custom_rules import (
     jvp_rule,
     vjp_params,
     vjp_rule,
+    vjp_rule_that_raises,
 )
 from jaxprtool.ir.regions import CALLS, NO_OPTIONS
 from jaxprtool.ir.rules import RuleTable, load_rules_of, rule
@@ -458,15 +459,8 @@ def _write_custom_jvp(eqn: JaxprEqn) -> Params:
 
 
 def _read_custom_jvp(params: Params, operands: Avals, results: Avals) -> Params:
-    jvp, raises, num_consts = params["jvp"], params["raises"], params["num_consts"]
-    if isinstance(jvp, NamedRule) == (raises is not None):
-        raise BadParameter(
-            "a rule must be a jaxpr, or the parameter 'raises' must have the exception that it "
-            "raises"
-        )
-    if raises is not None and not (isinstance(jvp, str) and isinstance(raises, str)):
-        raise BadParameter("a rule that raises needs two strings: its name, and the exception")
-    name, jaxpr = jvp if raises is None else (jvp, None)
+    raises, num_consts = params["raises"], params["num_consts"]
+    name, jaxpr = _rule(params["jvp"], raises)
     zeros = _mask(params, "out_zeros", results)
     perturbed = _mask(params, "perturbed", operands[num_consts:])
 
@@ -476,21 +470,46 @@ def _read_custom_jvp(params: Params, operands: Avals, results: Avals) -> Params:
     return jvp_params(_renamed(params), name, rule, num_consts, params["symbolic_zeros"])
 
 
+def _rule(rule: Any, raises: Any) -> NamedRule:
+    """Return the rule of a custom derivative, without a jaxpr if it raises."""
+    if isinstance(rule, NamedRule) == (raises is not None):
+        raise BadParameter(
+            "a rule must be a jaxpr, or the parameter 'raises' must have the exception that it "
+            "raises"
+        )
+    if raises is None:
+        return rule
+    if not (isinstance(rule, str) and isinstance(raises, str)):
+        raise BadParameter("a rule that raises needs two strings: its name, and the exception")
+    return NamedRule(rule, None)
+
+
 def _write_custom_vjp(eqn: JaxprEqn) -> Params:
     rule = vjp_rule(eqn)
-    params: Params = {"fwd": NamedRule(rule.fwd_name, rule.fwd), "in_zeros": rule.in_zeros}
-    params |= {"bwd": NamedRule(rule.bwd_name, rule.bwd), "perturbed": rule.perturbed}
+    masks = {"in_zeros": rule.in_zeros, "perturbed": rule.perturbed}
+    if rule.raises is not None:
+        return _call_params(
+            eqn, {"fwd": rule.fwd_name, "bwd": rule.bwd_name, "raises": rule.raises, **masks}
+        )
+    rules = {
+        "fwd": NamedRule(rule.fwd_name, rule.fwd),
+        "bwd": NamedRule(rule.bwd_name, rule.bwd),
+    }
     any_forwarded = any(index is not None for index in rule.forwarded)
-    return _call_params(eqn, {**params, "forwarded": rule.forwarded if any_forwarded else None})
+    forwarded = rule.forwarded if any_forwarded else None
+    return _call_params(eqn, {**rules, "forwarded": forwarded, "raises": None, **masks})
 
 
 def _read_custom_vjp(params: Params, operands: Avals, results: Avals) -> Params:
-    (fwd_name, fwd), (bwd_name, bwd) = params["fwd"], params["bwd"]
+    raises = params["raises"]
+    (fwd_name, fwd), (bwd_name, bwd) = (_rule(params[name], raises) for name in ("fwd", "bwd"))
     num_consts, forwarded = params["num_consts"], params["forwarded"]
     in_zeros = _mask(params, "in_zeros", operands[num_consts:])
     perturbed = _mask(params, "perturbed", operands[num_consts:])
 
     def rule() -> VJPRule:
+        if raises is not None:
+            return vjp_rule_that_raises(fwd_name, bwd_name, raises, len(operands) - num_consts)
         backward = bwd()
         none = (None,) * (len(backward.invars) - len(results))
         forwards = none if forwarded is None else forwarded
@@ -513,7 +532,7 @@ _JVP_NAMES = _CALL_NAMES | {"jvp", "out_zeros", "raises"}
 rule(forms, "custom_jvp_call")(
     Form(_write_custom_jvp, _read_custom_jvp, _call_defaults, _JVP_NAMES)
 )
-_VJP_NAMES = _CALL_NAMES | {"fwd", "bwd", "forwarded", "in_zeros"}
+_VJP_NAMES = _CALL_NAMES | {"fwd", "bwd", "forwarded", "in_zeros", "raises"}
 rule(forms, "custom_vjp_call")(
     Form(_write_custom_vjp, _read_custom_vjp, _call_defaults, _VJP_NAMES)
 )
@@ -546,7 +565,35 @@ def _read_kernel(params: Params, operands: Avals, results: Avals) -> Params:
     return params
 
 
-rule(forms, "mpmd_map", "pallas_call")(Form(read=_read_kernel))
+rule(forms, "mpmd_map")(Form(read=_read_kernel))
+
+
+def _write_pallas_call(eqn: JaxprEqn) -> Params:
+    """Return the parameters with the kernel's name and those of its Refs, which JAX does not."""
+    debug = jaxcompat.open_jaxpr(eqn.params["jaxpr"]).debug_info
+    names = None if debug.arg_names is None else tuple(debug.arg_names)
+    return {"kernel": debug.func_name, "refs": names, **_params(eqn)}
+
+
+def _read_pallas_call(params: Params, operands: Avals, results: Avals) -> Params:
+    kernel, refs = params.pop("kernel"), params.pop("refs")
+    params = _read_kernel(params, operands, results)
+    body = params["jaxpr"]
+    if not isinstance(kernel, str):
+        raise BadParameter("kernel must be a name")
+    if refs is not None and (
+        not isinstance(refs, tuple)
+        or len(refs) != len(body.invars)
+        or not all(isinstance(name, str) for name in refs)
+    ):
+        raise BadParameter(f"refs must be the names of {len(body.invars)} arguments")
+    debug = jaxcompat.open_jaxpr(body).debug_info._replace(func_src_info=kernel, arg_names=refs)
+    return {**params, "jaxpr": jaxcompat.replace_jaxpr(body, debug_info=debug)}
+
+
+rule(forms, "pallas_call")(
+    Form(_write_pallas_call, _read_pallas_call, lambda *_: {"kernel": "jaxpr", "refs": None})
+)
 
 
 # The operands of these are the constants of their bodies, which a file has as arguments.

@@ -888,9 +888,18 @@ class TypeWriter:
     def _reference(self, aval: Aval) -> str:
         if aval.kind is not None:  # JAX's comparison of types ignores it
             raise Unwritable(f"a type of the kind {aval.kind!r}")
+        content = self(aval.inner_aval)
+        if (own := jaxcompat.own_reference(aval)) is not None:
+            return f"Ref<{self._own_reference(aval, *own)}>{{{content}}}"
         is_plain = aval.memory_space is None and type(aval) is jaxcompat.AbstractRef
         space = "" if is_plain else f"<{self._space(aval)}>"
-        return f"Ref{space}{{{self(aval.inner_aval)}}}"
+        return f"Ref{space}{{{content}}}"
+
+    def _own_reference(self, aval: Aval, path: str, fields: Mapping[str, Any]) -> str:
+        """Return the name of a class of refs with these fields, and note it. Raises Unwritable."""
+        types = {jax.core.ShapedArray: lambda aval: f"aval({self(aval)!r})"}
+        name = "_".join(_WORDS.findall(f"{aval.memory_space} {type(aval).__name__}")).lower()
+        return self._noted_name(name, encode(Record(path, **fields), types))
 
 
 #: A type with only a dtype and a shape.
@@ -935,10 +944,10 @@ class TypeReader:
         """Return the dtype or the memory space of an entry of `foreign`. Raises ValueError."""
         if _CALL.match(stored):
             try:
-                value = decode(ast.parse(stored, mode="eval").body)
+                value = decode(ast.parse(stored, mode="eval").body, {"aval": self})
             except SyntaxError:
                 raise ValueError(f"{name} is not a value of a kernel") from None
-            if is_whole(value):
+            if is_whole(value) or self._reference(value, self("f32[]")) is not None:
                 return value
             stored = "" if value._class_name.rpartition(".")[2].isupper() else "i32[]"
         return jaxcompat.OpaqueDType(name, self(stored)) if stored else jaxcompat.OpaqueMemory(name)
@@ -960,10 +969,18 @@ class TypeReader:
         if reference := _REFERENCE.fullmatch(text):
             space, inner = reference.groups()
             memory = self._foreign.get(space) or (space and types.memory_space_named(space))
-            return jaxcompat.AbstractRef(self(inner), memory)
+            own = self._reference(memory, self(inner))
+            return jaxcompat.AbstractRef(self(inner), memory) if own is None else own
         parsed = types.parse_type(text)
         sizes = [self.dimension(dim.size) for dim in parsed.dims]
         return types.aval_of_type(parsed, sizes, self._mesh(parsed), self._foreign)
+
+    def _reference(self, stored: object, content: Aval) -> Any:
+        """Return the ref of a class of Pallas that `foreign` has; None for anything else."""
+        class_name, fields = fields_of(stored) or ("", {})
+        if not (isinstance(stored, Record) and is_whole(fields)):
+            return None
+        return jaxcompat.reference_of(class_name, content, fields)
 
     def _mesh(self, parsed: types.TypeText) -> AbstractMesh | None:
         """Return the mesh that a type names, or None."""

@@ -256,8 +256,14 @@ class Notation:
             called = ()
         if by_rule:
             return Signature(self._primitive(eqn), [], called, by_rule=True)
+        rows: list[tuple[str, Value]] = []
+        if primitive.name == "pallas_call":
+            from jaxprtool.ir.kernel_calls import kernel_rows  # few programs have kernels
+
+            rows = [(name, self._noted(text)) for name, text in kernel_rows(eqn)]
         chosen = SHOWN_PARAMS[rule](params) if rule else sorted(params.items())
-        pairs = [(name, self._value(value)) for name, value in chosen]
+        shown = (item for item in chosen if not (rows and item[0] in _IN_ROWS))
+        pairs = rows + [(name, self._value(value)) for name, value in shown]
         tokens = [(ParameterToken(self._noted(f"{name}=")), value) for name, value in pairs]
         named = rule == "_pjit_pp_rule"
         return Signature(self._primitive(eqn), tokens, called, named_by_call=named)
@@ -368,12 +374,6 @@ class TerseNotation(Notation):
             for name, value in whole.pairs
             if not _is_default(name.removesuffix("="), eqn)
         ]
-        if not self._whole and eqn.primitive.name == "pallas_call" and (rows := _rows(eqn)):
-            unset = (name for name in _FLAGS if not eqn.params.get(name))
-            shown = {f"{name}=" for name in ("grid_mapping", "out_avals", *unset)}
-            rest = [(name, value) for name, value in pairs if name not in shown]
-            pairs = [(ParameterToken(f"{k}="), self._noted(text)) for k, text in rows] + rest
-            return Signature(whole.name, pairs, whole.called)
         if len(pairs) == len(whole.pairs):
             return whole
         return Signature(whole.name, pairs, whole.called, whole.by_rule, whole.named_by_call)
@@ -402,6 +402,9 @@ _BOOLEANS = {
 #: Parameters of kernels that are not written if they are false or empty.
 _FLAGS = ("debug", "input_output_aliases", "interpret")
 
+#: Those that the rows of a kernel's grid and blocks say.
+_IN_ROWS = ("grid_mapping", "out_avals")
+
 #: Parameters that are numbers, or tuples of numbers, and are one by default.
 _ONE = {
     "base_dilation",
@@ -418,6 +421,8 @@ _ONE = {
 
 def _is_default(name: str, eqn: JaxprEqn) -> bool:
     value = eqn.params.get(name, ...)
+    if name in _FLAGS and eqn.primitive.name == "pallas_call":
+        return not value
     if isinstance(value, bool):
         return value is _BOOLEANS.get(name)
     if name == "preferred_element_type":
@@ -440,9 +445,3 @@ def _numbers(value: Any) -> set[Any]:
 
 def _result_dtype(eqn: JaxprEqn) -> Any:
     return getattr(eqn.outvars[0].aval, "dtype", None) if eqn.outvars else None
-
-
-def _rows(kernel: JaxprEqn) -> list[tuple[str, str]]:
-    from jaxprtool.ir.kernel_calls import kernel_rows  # few programs have kernels
-
-    return kernel_rows(kernel)

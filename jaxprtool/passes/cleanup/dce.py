@@ -24,10 +24,11 @@ from typing import ClassVar
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.equations import is_flat
+from jaxprtool.ir.kernel_calls import kernel_call
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import called_body, holds_jaxpr, keep, regions, views
 from jaxprtool.ir.rewrite import with_bodies
-from jaxprtool.ir.rules import RuleTable
+from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
 from jaxprtool.passes.framework.base import Pass
@@ -339,6 +340,35 @@ def _fallback(
         if new is not None and _holds_the_same(new, eqn):  # JAX 0.11 makes a new equation each time
             new = eqn
     return used, None if new is None else with_bodies(new, _clean)
+
+
+@rule(dce_rules, "pallas_call")
+def _dce_kernel(
+    used_outputs: Sequence[bool], live_inputs: Sequence[bool], eqn: JaxprEqn
+) -> tuple[list[bool], JaxprEqn | None]:
+    """Remove the unused results of a kernel that it does not read, and inputs that it never reads.
+
+    What is written to scratch stays: it may be a semaphore, or memory that a copy in flight reads.
+    """
+    used, new = _fallback(used_outputs, live_inputs, eqn)
+    kernel = None if new is None or jaxcompat.is_opaque(new) else kernel_call(new)
+    if kernel is None or not kernel.selects_blocks:
+        return used, new
+    aliased = {*kernel.aliases.values()}
+    gone = [e.result is not None and not used_outputs[e.result] for e in kernel.edges]
+    stays = [
+        not out and (e.result is not None or e.operand in aliased or e.operand is None)
+        for e, out in zip(kernel.edges, gone, strict=True)
+    ]
+    first = len(kernel.prefetched)
+    stays[:first] = [True] * first
+    body, flags = dce_body(kernel.body, (), stays, [not out for out in gone])
+    if all(flags):
+        return used, new
+    middle = first + len(kernel.inputs)
+    kept = flags[first:middle], flags[middle : middle + len(kernel.outputs)]
+    used[len(used) - len(kernel.inputs) :] = kept[0]
+    return used, kernel.rebuild(body, *kept)
 
 
 def _holds_the_same(new: JaxprEqn, old: JaxprEqn) -> bool:

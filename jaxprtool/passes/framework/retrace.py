@@ -26,16 +26,17 @@ from jaxprtool.errors import (
     user_traceback,
 )
 from jaxprtool.ir.backends import process_cache
-from jaxprtool.ir.custom_rules import holds_ended_tracer, refused, with_closed_over
-from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.custom_rules import has_rule, holds_ended_tracer, refused, with_closed_over
+from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.kernel_calls import KernelCall, kernel_call
 from jaxprtool.ir.paths import paths, unique
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, views
 from jaxprtool.ir.state import Changed
 from jaxprtool.ir.symbols import symbols_of
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, JaxprEqn, Params
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.passes.framework.base import Pass
 
@@ -208,20 +209,32 @@ def trace_errors_reported(
         kernel = _kernel(program, error)
         if kernel is not None:
             raise UnsupportedError(
-                f"{transform} of {program.name}: JAX has no rule for the kernel of the "
-                f"{named(kernel)}",
+                f"{transform} of {program.name}: JAX has no rule for the kernel "
+                f"'{kernel.name}', the {named(kernel.eqn)}",
                 "give the function that calls the kernel its derivative with `jax.custom_vjp`",
             ) from error
         message = f"{transform} of {program.name}{_place(program, error)}: {_reason(error)}"
         raise UnsupportedError(message, hint) from error
 
 
-def _kernel(program: Program, error: Exception) -> JaxprEqn | None:
-    """Return the kernel that one of JAX's rules for kernels could not transform, or None."""
-    if not jaxcompat.raised_by_pallas(error):
+def _kernel(program: Program, error: Exception) -> KernelCall | None:
+    """Return the kernel that JAX could not transform, or None.
+
+    JAX's derivative of a simple kernel is one kernel of values and tangents, which has no inverse.
+    """
+    if not (jaxcompat.raised_by_pallas(error) or "Linearization failed" in str(error)):
         return None
-    eqns = equations(jaxcompat.open_jaxpr(program.jaxpr))
-    return next((eqn for eqn in eqns if eqn.primitive.name == "pallas_call"), None)
+    return next(_without_rule(jaxcompat.open_jaxpr(program.jaxpr)), None)
+
+
+def _without_rule(jaxpr: Jaxpr) -> Iterator[KernelCall]:
+    """Yield the kernels outside of functions with a derivative of their own."""
+    for eqn in jaxpr.eqns:
+        if (kernel := kernel_call(eqn)) is not None:
+            yield kernel
+        elif not has_rule(eqn):
+            for _, body in bodies(eqn):
+                yield from _without_rule(body)
 
 
 def _place(program: Program, error: Exception) -> str:

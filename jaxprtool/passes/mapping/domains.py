@@ -883,6 +883,8 @@ class _DerivativeRules(Generic[K]):
     def vjp(self) -> VJPRule:
         """Return the rewritten rules of a `custom_vjp` call."""
         rule, domain, names = vjp_rule(self.eqn), self.domain, self.domain.extras
+        if rule.raises is not None:
+            return rule
         new = sum(i is None for i in rule.forwarded)
         fwd = domain.body(rule.fwd, self.primals, [*(None,) * new, *self.outs], self.context)
         fwd_kinds = iter(fwd.kinds)

@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
-from jaxprtool.ir.custom_rules import following, jvp_rule, rule_key, vjp_rule
+from jaxprtool.ir.custom_rules import following, jvp_rule, rule_key, vjp_rule, vjp_rule_that_raises
 from jaxprtool.ir.dtypes import is_float0
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.regions import Region, Regions, ShardMap, While, call, keep, regions
@@ -566,6 +566,9 @@ def _substituted_jvp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Con
 
 def _substituted_vjp(eqn: JaxprEqn, part: Split, body: ClosedJaxpr, context: Context) -> VJPRule:
     rule = vjp_rule(eqn)
+    if rule.raises is not None:
+        names = rule.fwd_name, rule.bwd_name
+        return vjp_rule_that_raises(*names, rule.raises, len(body.invars))
     if not all(rule.perturbed):
         raise _refused(eqn, "its rules can differentiate only with respect to some of its operands")
     num_given, n = rule.forwarded.count(None), eqn.params["num_consts"]

@@ -231,6 +231,7 @@ RULE_FAULTS = [
     (JVP, MUL_A_T, "a:f32[3]. let b:f32[3] = sin a", "jvp takes"),
     (JVP, "t:f32[3]. let b:f32[3] = mul a t", "t:f32[]. let b:f32[3] = sin a", "f32[], not f32[3]"),
     (JVP, "(a, b)", "(a,)", "jvp returns 1 values, not 2"),
+    (VJP, "symbolic", "raises='no' symbolic", "a rule must be a jaxpr, or"),
     (VJP, "symbolic", "in_zeros=(True,) symbolic", "bwd returns 1 values, not 0"),
     (
         VJP,

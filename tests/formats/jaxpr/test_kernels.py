@@ -12,8 +12,17 @@ import jaxprtool
 from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import ProgramFileError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse_program
-from jaxprtool.formats.jaxpr.write import OpaqueEquations, program_file_text, rendered
+from jaxprtool.formats.jaxpr.write import (
+    OpaqueEquations,
+    program_file_text,
+    rendered,
+    write_program_files,
+)
+from jaxprtool.ir.custom_rules import with_stubs
 from jaxprtool.ir.equations import equations
+from jaxprtool.render.terminal.listing import ShowOptions, listing
+from tests.programs.pallas_ops import CASES
+from tests.share import first_and_proofs
 
 X = jnp.arange(8 * 128, dtype=jnp.float32).reshape(8, 128)
 ROWS = pl.BlockSpec((4, 128), lambda i: (i, 0))
@@ -148,3 +157,27 @@ def test_a_file_names_only_objects_of_kernels():
         edited = text.replace("jax._src.pallas.core.GridMapping", path)
         with pytest.raises(ProgramFileError, match="grid_mapping has a value that this JAX"):
             parse_program(edited, "p.jaxpr")
+
+
+# --- the kernels that ship with JAX ---------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", first_and_proofs(CASES))
+def test_a_kernel_that_ships_with_jax_is_recorded_shown_and_run_to_the_bit(name, tmp_path):
+    case, path = CASES[name](), tmp_path / "p.jaxpr"
+    with case.context():
+        program = trace(case.function, *case.args)
+    write_program_files([(program, path)], "stub", opaque=OpaqueEquations.foreign)
+    read = jaxprtool.read(path)
+    if not any(map(jaxcompat.is_opaque, equations(read.jaxpr))):
+        stubs = program.replace(jaxpr=with_stubs(program.jaxpr))
+        assert jaxprtool.equivalent(read, stubs)
+    else:  # inline PTX; an anonymous axis, from JAX 0.12 on
+        assert name in ("gpu.blackwell_matmul", "gpu.blackwell_ragged_dot")
+    assert "GridMapping" not in listing(read, ShowOptions(terse=True)).plain()
+    if case.runs:
+        expected = jax.tree.leaves(program(*case.args))
+        for other in (read, program.apply("-O2")):
+            pairs = zip(jax.tree.leaves(other(*case.args)), expected, strict=True)
+            assert all(np.array_equal(a, b, equal_nan=True) for a, b in pairs)

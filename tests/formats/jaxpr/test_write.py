@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 import jaxprtool
 from jaxprtool import jaxcompat, variable
-from jaxprtool.errors import OutputError, UnsupportedError
+from jaxprtool.errors import OutputError, UnsupportedError, UserFunctionError
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.syntax import MAX_DEPTH
 from jaxprtool.formats.jaxpr.write import program_file_text, write, write_program_files
@@ -122,6 +122,20 @@ def test_rules_are_written_once_and_may_call_their_function():
     assert written.count("sqrt") == 1
     gradients = [jax.grad(p)(X + 1) for p in (program, back(program))]
     assert jnp.array_equal(*gradients)
+
+
+@pytest.mark.parametrize("divisors", [(0, 1), (1, 0)])
+def test_two_rules_of_which_one_raises_are_written_as_rules_that_raise(divisors):
+    function, (forward, backward) = jax.custom_vjp(jnp.sin), divisors
+    function.defvjp(lambda x: (x * (1 // forward), x), lambda x, t: (t * (1 // backward),))
+    program = trace(lambda x: function(x) + 1, X)
+    again = back(program)
+    for read, x in ((again, X), (again.apply("batch(axis_size=2)"), jnp.stack([X, X]))):
+        assert jnp.array_equal(read(x), jnp.sin(x) + 1)
+        with pytest.raises(UserFunctionError, match="raised ZeroDivisionError"):
+            jax.grad(lambda x, read=read: read(x).sum())(x)
+    source = jaxprtool.to_python(program)
+    assert source.count("raise ZeroDivisionError") == 2 and "custom_vjp" in source
 
 
 several = Primitive("test_several")

@@ -317,17 +317,20 @@ def _symbolic_zero(aval: Aval) -> Expression:
 @rule(python_rules, "custom_vjp_call")
 def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     vjp = vjp_rule(eqn)
+    raises = None if vjp.raises is None else _exception(vjp.raises)
     outs, kept = range(len(eqn.outvars)), len(vjp.forwarded)
     num_computed = vjp.forwarded.count(None)
     # A residual that the body does not return is passed to the rule as an argument.
     numbers = itertools.count()
-    residuals = [next(numbers) if i is None else len(vjp.fwd.outvars) + i for i in vjp.forwarded]
+    returned = 0 if raises else len(vjp.fwd.outvars)
+    residuals = [next(numbers) if i is None else returned + i for i in vjp.forwarded]
     forward = PythonFunction(
         vjp.fwd,
         _own(vjp.fwd_name, f"{called_name(eqn)}_fwd"),
         tuple(range(len(operands) - eqn.params["num_consts"])),
         (group([i + num_computed for i in outs]), tuple(residuals)),
         decorators=_restricted(eqn, FWD_BY, vjp.perturbed),
+        raises=raises,
     )
     numbers = itertools.count()
     backward = PythonFunction(
@@ -337,6 +340,7 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         tuple(None if zero else next(numbers) for zero in vjp.in_zeros),
         ("residuals", "cotangents"),
         decorators=(BWD_OF_ARRAYS,) if forward.decorators else (),
+        raises=raises,
     )
     yield _custom(eqn, "vjp", (forward, backward), operands, group(outs))
 

@@ -80,7 +80,7 @@ class KernelRow:
             on a GPU.
         parts: The blocks and the scratch.
         uncounted: What is not counted: the number of equations of each primitive, and "grid" if its
-            number of steps is known at run time only. All figures are "at least" then.
+            steps are too many, or known at run time only. All figures are "at least" then.
         seconds: A lower bound of the time of a call on the device.
         limit: What limits it: "matrix unit", "vector unit" or "memory".
         vmem_limit: The vector memory that the kernel may use: the author's limit, or the device's.

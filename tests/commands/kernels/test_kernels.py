@@ -277,6 +277,13 @@ def test_a_size_that_is_an_operand_is_named():
     assert (row.least_flops, row.parts[0].fetches) == (0, 1)
 
 
+def test_a_grid_of_too_many_steps_is_named():
+    fun, x = on_blocks(doubled, (2**22, 128), (1, 128), lambda i: (i, 0), (2**22,))
+    row = only_kernel(fun, x, device=V5E)
+    assert row.uncounted == {"grid": 1} and row.least_flops == 2**22 * 128
+    assert (row.parts[0].fetches, row.parts[0].most_fetches) == (1, 2**22)
+
+
 def test_loops_around_a_kernel_and_equal_kernels_on_a_line_are_calls():
     fun, x = on_blocks(doubled, (64, 128), (8, 128), lambda i: (i, 0), (8,))
 

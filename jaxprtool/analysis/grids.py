@@ -226,8 +226,12 @@ class BlockSteps:
     @cached_property
     def numbers(self) -> np.ndarray:
         """A number for each step, equal if the blocks are; all indices must be known."""
-        rows = np.stack([index for index in self.indices if index is not None] or [self._zeros])
-        return np.unique(rows, axis=1, return_inverse=True)[1].reshape(-1)
+        numbers = self._zeros
+        for index in self.indices:
+            assert index is not None
+            low, high = int(index.min()), int(index.max())
+            numbers = numbers * (high - low + 1) + (index - low)
+        return numbers
 
     @cached_property
     def fetches(self) -> tuple[Any, Any]:

@@ -280,7 +280,9 @@ class _EquivalenceCheck:
             _check(same_array(p, q), p, q)
         elif (record := fields_of(p)) and (other := fields_of(q)):
             _check(record[0] == other[0], p, q)
-            self._value(record[1], other[1])
+            self._value(
+                *({k: v for k, v in r[1].items() if k not in _NAMES} for r in (record, other))
+            )
         else:
             _check(_same_plain(p, q), p, q)
 
@@ -425,6 +427,9 @@ class MatchLevel(IntEnum):
 
 
 _JAXPRS = (Jaxpr, ClosedJaxpr)
+
+#: Fields of kernels that only name operands: in messages, and as arguments of Python functions.
+_NAMES = frozenset({"origin", "index_map_tree"})
 
 #: Parameters that only name the body of an equation, and do not affect its results.
 _LABELS = frozenset({"name", "name_and_src_info", "debug_info"})

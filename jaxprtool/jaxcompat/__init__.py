@@ -171,6 +171,7 @@ from jaxprtool.jaxcompat.kernels import (
     kernel_primitive,
     kernel_record,
     own_reference,
+    public_kernel_name,
     reference_of,
     tree_structure,
 )

@@ -99,6 +99,21 @@ def kernel_object(path: str) -> Any:
     return value if isinstance(value, Enum) or name == "dynamic_grid_dim" else None
 
 
+def public_kernel_name(value: Any) -> str | None:
+    """Return the public name of the class of an object of Pallas, or of a member of an enumeration.
+
+    An example is `jax.experimental.pallas.Element`. Returns None if it has no public name.
+    """
+    cls = type(value)
+    module = _MODULES.get(f"{cls.__module__}.")
+    name = f"{cls.__qualname__}.{value.name}" if isinstance(value, Enum) else cls.__qualname__
+    try:
+        found = attrgetter(name)(import_module(str(module)))
+    except (ImportError, AttributeError):
+        return None
+    return f"{module}.{name}" if found in (value, cls) else None
+
+
 def _is_rebuildable(cls: type) -> bool:
     """Return True for a class of refs, and for a dataclass that takes its fields as arguments."""
     if issubclass(cls, AbstractRef):

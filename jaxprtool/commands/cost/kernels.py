@@ -181,7 +181,7 @@ class KernelCost:
         equations: The equations of the body with a cost: the cost in a call at least and at most,
             without bytes, and the precision of a product (`rules.product_of`).
         uncounted: What is not counted: the number of equations of a primitive without a cost, and
-            "grid" if the number of steps is known at run time only.
+            "grid" if its steps are not enumerated (`analysis.grids`).
     """
 
     grid: GridSteps
@@ -294,7 +294,7 @@ def kernel_cost(eqn: JaxprEqn, in_order: bool | None = None) -> KernelCost | Non
         elif work.flops or work.transcendentals or work.random_numbers:
             runs, product = inner.runs, product_of(inner.eqn)
             equations.append((inner, work.times(runs.least), work.times(runs.most), product))
-    if grid.steps is None:
+    if grid.count is None:
         uncounted["grid"] += 1
     return KernelCost(grid, tuple(equations), uncounted)
 

@@ -9,8 +9,9 @@ too.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +22,9 @@ from jaxprtool.analysis.grids import BlockMemory
 from jaxprtool.commands.cost.kernels import KernelCost, kernel_cost
 from jaxprtool.commands.cost.rules import Work, trip_count
 from jaxprtool.ir.documents import Number, Printed, document
-from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.kernel_calls import KernelCall, block_text
+from jaxprtool.ir.kernel_calls import KernelCall, block_text, kernel_call
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import regions, run_jaxprs
@@ -80,7 +81,7 @@ class KernelRow:
             on a GPU.
         parts: The blocks and the scratch.
         uncounted: What is not counted: the number of equations of each primitive, and "grid" if its
-            number of steps is known at run time only. All figures are "at least" then.
+            steps are too many, or known at run time only. All figures are "at least" then.
         seconds: A lower bound of the time of a call on the device.
         limit: What limits it: "matrix unit", "vector unit" or "memory".
         vmem_limit: The vector memory that the kernel may use: the author's limit, or the device's.
@@ -120,12 +121,15 @@ class KernelReport(Printed):
         kernels: The kernels, in order.
         device: The name of the device of the bounds.
         steps: The first steps of each grid, if they were requested.
+        uncounted: The number of equations of each other primitive that runs a kernel, such as
+            `core_map`. They are not counted.
     """
 
     name: str
     kernels: tuple[KernelRow, ...]
     device: str | None = None
     steps: tuple[GridTable, ...] = ()
+    uncounted: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def vmem_bytes(self) -> int:
@@ -188,6 +192,11 @@ def kernels(program: Program | AnyJaxpr, device: str | None = None, steps: int =
     frames = frames_now(about.roots)
     rows: dict[Any, KernelRow] = {}
     tables: dict[Any, GridTable] = {}
+    uncounted = Counter(
+        eqn.primitive.name
+        for eqn in equations(about.jaxpr)
+        if jaxcompat.kernel_axes(eqn.params) and kernel_call(eqn) is None
+    )
     for call in _calls(about.jaxpr):
         cost = kernel_cost(call.path[-1], None if on is None else on.vmem is not None)
         if cost is None:
@@ -201,7 +210,8 @@ def kernels(program: Program | AnyJaxpr, device: str | None = None, steps: int =
         if steps:
             tables.setdefault(key, _grid_table(cost, steps))
     name = None if on is None else on.name
-    return KernelReport(about.name, tuple(rows.values()), name, tuple(tables.values()))
+    shown = tuple(rows.values()), name, tuple(tables.values())
+    return KernelReport(about.name, *shown, uncounted)
 
 
 class _CalledKernel(NamedTuple):

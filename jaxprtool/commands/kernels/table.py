@@ -28,8 +28,10 @@ def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROW
     """
     count = plural(len(report.kernels), "Pallas kernel")
     caption = f"{report.name}: {count if report.kernels else 'no Pallas kernel'}"
+    names = (f"{name} ({plural(n, 'equation')})" for name, n in report.uncounted.items())
+    left_out = [Text(f"not counted: {', '.join(names)}")] if report.uncounted else []
     if not report.kernels:
-        return Rendering(Text(caption, style=tables.HEADING), width)
+        return Rendering(Group(Text(caption, style=tables.HEADING), *left_out), width)
     shown, rest = split_rows(report.kernels, top)
     table = _summary(report, shown)._replace(caption=caption, more=len(rest))
     parts: list[RenderableType] = [drawn(table)]
@@ -40,7 +42,7 @@ def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROW
         heading = f"{grid.name}, the first {plural(len(grid.steps), 'step')}"
         parts += [Text(), Text(heading, style=tables.HEADING), drawn(_steps(grid))]
         parts.append(Text("· is the block of the step before", style=tables.COMMENT))
-    return Rendering(Group(*parts), width)
+    return Rendering(Group(*parts, *left_out), width)
 
 
 def _summary(report: KernelReport, rows: Sequence[KernelRow]) -> views.Table:

@@ -116,6 +116,10 @@ def _broken(prefix: str, pieces: Sequence[Piece], suffix: str, margin: str) -> l
         assert isinstance(last, Bracket)
         before, after = flat(pieces[: breakable[-1]]), flat(pieces[breakable[-1] + 1 :])
         first = f"{margin}{prefix}{before}{last.open}"
+        if len(first) > WIDTH and len(breakable) > 1:  # `pl.pallas_call(kernel, ...)(x, y)`
+            *lines, end = _broken(prefix, pieces[: breakable[-1]], "", margin)
+            if len(line := f"{end}{flat(pieces[breakable[-1] :])}{suffix}") <= WIDTH:
+                return [*lines, line]
         return [first, *_items(last, margin + INDENT), f"{margin}{last.close}{after}{suffix}"]
     if prefix.endswith(("= ", "return ")) and len(margin) + len(INDENT) + len(inner) <= WIDTH:
         return [f"{margin}{prefix}(", f"{margin}{INDENT}{inner}", f"{margin}){suffix}"]

@@ -13,7 +13,7 @@ from jax.experimental.pallas.ops.tpu.matmul import matmul as tiled_matmul
 import jaxprtool
 from jaxprtool.analysis.grids import padded_bytes
 from jaxprtool.commands.kernels.kernels import kernels
-from jaxprtool.commands.kernels.table import kernels_view
+from jaxprtool.commands.kernels.table import kernels_table, kernels_view
 from jaxprtool.testing import assert_budget
 from jaxprtool.testing.budgets import measure
 
@@ -275,6 +275,34 @@ def test_a_size_that_is_an_operand_is_named():
     row = only_kernel(call, typed((), I32), typed((64, 128)), device=V5E)
     assert row.grid == (None,) and row.uncounted == {"grid": 1} and row.is_at_least
     assert (row.least_flops, row.parts[0].fetches) == (0, 1)
+
+
+def test_a_kernel_of_another_primitive_is_named():
+    mesh = pltpu.create_tensorcore_mesh("core", num_cores=1)
+
+    def double(x):
+        @pl.run_state
+        def run(refs):
+            @pl.core_map(mesh)
+            def _():
+                pltpu.sync_copy(*refs)
+
+        return run((x, jnp.zeros_like(x)))[1]
+
+    report = kernels(jaxprtool.trace(double, typed((8, 128))))
+    ((primitive, count),) = report.uncounted.items()
+    assert report.kernels == () and count == 1 and primitive.endswith("_map")
+    assert kernels_table(report, 80).plain().splitlines() == [
+        "double: no Pallas kernel",
+        f"not counted: {primitive} (1 equation)",
+    ]
+
+
+def test_a_grid_of_too_many_steps_is_named():
+    fun, x = on_blocks(doubled, (2**22, 128), (1, 128), lambda i: (i, 0), (2**22,))
+    row = only_kernel(fun, x, device=V5E)
+    assert row.uncounted == {"grid": 1} and row.least_flops == 2**22 * 128
+    assert (row.parts[0].fetches, row.parts[0].most_fetches) == (1, 2**22)
 
 
 def test_loops_around_a_kernel_and_equal_kernels_on_a_line_are_calls():

@@ -20,7 +20,9 @@ from jaxprtool.formats.jaxpr.write import (
 )
 from jaxprtool.ir.custom_rules import with_stubs
 from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.render.terminal.listing import ShowOptions, listing
+from tests.formats.python.emitting import emitted
 from tests.programs.pallas_ops import CASES
 from tests.share import first_and_proofs
 
@@ -149,6 +151,22 @@ def test_an_opaque_equation_on_refs_is_refused_by_its_line(monkeypatch):
     read = parse_program(text, "p.jaxpr")
     with pytest.raises(UnsupportedError, match=r"_map at .*test_kernels\.py:\d+ is opaque"):
         read(X)
+
+
+@pytest.mark.parametrize("function", [with_scratch, with_prefetch])
+def test_a_kernel_is_written_as_python(function):
+    program = trace(function, X)
+    source, again = emitted(program)
+    assert "pl.pallas_call(" in source and "pl.BlockSpec(" in source
+    assert structural_difference(program, again) is None
+    assert np.array_equal(again(X), program(X))
+
+
+def test_python_has_no_kernel_whose_parts_have_no_public_names():
+    batched = jax.vmap(for_triton)
+    for function, part in ((with_copies, "scratch semaphore"), (batched, "axis of its grid")):
+        with pytest.raises(UnsupportedError, match=f"pallas_call at .*{part}"):
+            jaxprtool.to_python(trace(function, jnp.stack([X, X]) if function is batched else X))
 
 
 def test_a_file_names_only_objects_of_kernels():

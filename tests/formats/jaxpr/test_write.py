@@ -135,7 +135,7 @@ def test_two_rules_of_which_one_raises_are_written_as_rules_that_raise(divisors)
         with pytest.raises(UserFunctionError, match="raised ZeroDivisionError"):
             jax.grad(lambda x, read=read: read(x).sum())(x)
     source = jaxprtool.to_python(program)
-    assert source.count("raise ZeroDivisionError") == 2 and "custom_vjp" in source
+    assert source.count("raise ZeroDivisionError") == 2 and "(*primals)" in source
 
 
 several = Primitive("test_several")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import enum
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from jaxprtool.formats.python.expressions import (
     PythonFunction,
     Slot,
     call,
+    dtype_name,
     literal,
 )
 from jaxprtool.formats.python.rules.table import (
@@ -40,9 +42,10 @@ from jaxprtool.formats.python.rules.table import (
     unsupported,
 )
 from jaxprtool.ir.custom_rules import jvp_rule, rule_key, vjp_rule
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, fields_of, without_defaults
 from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.expansions import LIVE, without_live_objects
+from jaxprtool.ir.kernel_calls import BlockDimension, KernelBlock, KernelScratch, kernel_call
 from jaxprtool.ir.regions import CALLS, Cond, Scan, ShardMap, While, sub_jaxprs
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal
@@ -327,8 +330,9 @@ def _custom_vjp(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
     forward = PythonFunction(
         vjp.fwd,
         _own(vjp.fwd_name, f"{called_name(eqn)}_fwd"),
-        tuple(range(len(operands) - eqn.params["num_consts"])),
+        () if raises else tuple(range(len(operands) - eqn.params["num_consts"])),
         (group([i + num_computed for i in outs]), tuple(residuals)),
+        ("*primals",) if raises else (),
         decorators=_restricted(eqn, FWD_BY, vjp.perturbed),
         raises=raises,
     )
@@ -374,6 +378,132 @@ def _shard_map(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
         decorators=(call("jax.shard_map", **said),),
         setting=partial(jaxcompat.inside_shard_map, **p),
     )
+
+
+# --- kernels --------------------------------------------------------------------------------------
+# Rules for kernels of Pallas: their grids, blocks and options by public names.
+
+#: The names of Pallas's public modules in a module that is written.
+_PALLAS = {
+    "jax.experimental.pallas": "pl",
+    "jax.experimental.pallas.tpu": "pltpu",
+    "jax.experimental.pallas.tpu_sc": "plsc",
+    "jax.experimental.pallas.triton": "plgpu",
+    "jax.experimental.pallas.mosaic_gpu": "mgpu",
+}
+
+
+@rule(python_rules, "program_id", "num_programs")
+def _program_id(eqn: JaxprEqn) -> Iterator[Proposal]:
+    yield call(f"pl.{eqn.primitive.name}", eqn.params["axis"])
+
+
+@rule(python_rules, "pallas_call")
+def _pallas_call(eqn: JaxprEqn, *operands: Slot) -> Iterator[Proposal]:
+    kernel, p = kernel_call(eqn), eqn.params
+    if kernel is None:
+        return
+    kept = [
+        ("a mesh", p.get("mesh") is not None),
+        ("an axis of its grid that `vmap` has added", any(axis.is_batch for axis in kernel.grid)),
+        ("a Ref that it closes over", bool(kernel.captured)),
+    ]
+    for what, holds in kept:
+        if holds:
+            raise unsupported(eqn, f"`pl.pallas_call` has no argument for {what}")
+    sizes = [operands[eqn.invars.index(a.operand)] if a.operand else a.size for a in kernel.grid]
+    named = [(a.name, s) if a.is_named else s for a, s in zip(kernel.grid, sizes, strict=True)]
+    spec = {
+        "grid": tuple(named),
+        "in_specs": [_block_spec(eqn, block) for block in kernel.inputs],
+        "out_specs": tuple(_block_spec(eqn, block) for block in kernel.outputs),
+        "scratch_shapes": [_scratch(eqn, scratch) for scratch in kernel.scratch],
+    }
+    options = {
+        "compiler_params": kernel.compiler_params,
+        "cost_estimate": kernel.cost_estimate,
+        "debug": p["debug"],
+        "input_output_aliases": dict(p["input_output_aliases"]),
+        "interpret": p["interpret"],
+        "metadata": None if p.get("metadata") is None else dict(p["metadata"]),
+        "name": p["name"],
+    }
+    said = {name: _kernel_value(eqn, name, value) for name, value in options.items() if value}
+    if kernel.prefetched:
+        count = len(kernel.prefetched)
+        whole = call("pltpu.PrefetchScalarGridSpec", num_scalar_prefetch=count, **spec)
+        said = {"grid_spec": whole, **said}
+    else:
+        said = {name: value for name, value in spec.items() if value} | said
+    shapes = [
+        call("jax.ShapeDtypeStruct", v.aval.shape, dtype_name(v.aval.dtype)) for v in eqn.outvars
+    ]
+    mapping = p["grid_mapping"]
+    body = PythonFunction(
+        kernel.body,
+        _own_name(kernel.body, "kernel"),
+        tuple(range(len(kernel.edges))),
+        None,
+        setting=mapping.trace_env,
+    )
+    made = call("pl.pallas_call", body, tuple(shapes), **said)
+    first = len(operands) - len(kernel.prefetched) - len(kernel.inputs)
+    yield MultiResult(CallExpression(made, operands[first:]), tuple(range(len(eqn.outvars))))
+
+
+def _block_spec(eqn: JaxprEqn, block: KernelBlock) -> Expression:
+    more: dict[str, object] = {}
+    if block.memory_space != "default":
+        space = block.ref.aval.memory_space
+        more["memory_space"] = _kernel_value(eqn, "memory space", space)
+    for option in block.options:
+        if not hasattr(option, "buffer_count"):
+            raise unsupported(eqn, f"`pl.BlockSpec` has no argument for {option}")
+        more["pipeline_mode"] = _kernel_value(eqn, "pipeline mode", option)
+    index_map = PythonFunction(
+        jaxcompat.close_jaxpr(block.index_map),
+        f"index_of_{block.name}" if block.name.isidentifier() else "index_map",
+        tuple(range(len(block.index_map.invars))),
+        tuple(range(len(block.index_map.outvars))),
+        setting=eqn.params["grid_mapping"].trace_env,
+    )
+    return call("pl.BlockSpec", tuple(_block_size(eqn, d) for d in block.dims), index_map, **more)
+
+
+def _block_size(eqn: JaxprEqn, dim: BlockDimension) -> object:
+    if dim.kind in ("Blocked", "Squeezed"):
+        return dim.size if dim.kind == "Blocked" else None
+    if dim.kind == "BoundedSlice":
+        raise unsupported(eqn, "the index map of a `pl.BoundedSlice` returns a slice")
+    return call(f"pl.{dim.kind}", dim.size, *([dim.padding] if any(dim.padding) else []))
+
+
+def _scratch(eqn: JaxprEqn, scratch: KernelScratch) -> Expression:
+    shape, dtype = scratch.array.shape, scratch.array.dtype
+    space = _kernel_value(eqn, "memory space", scratch.ref.aval.memory_space)
+    if not jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return CallExpression(space, (shape, dtype_name(dtype)))
+    raise unsupported(eqn, f"its scratch {scratch.name} has the type {dtype}")
+
+
+def _kernel_value(eqn: JaxprEqn, what: str, value: Any) -> Any:
+    """Return an option of a kernel as an expression of public names. Raises UnsupportedError."""
+    record = fields_of(value)
+    if record is None and not isinstance(value, enum.Enum):
+        if isinstance(value, tuple | list):
+            return type(value)(_kernel_value(eqn, what, item) for item in value)
+        return value
+    module, _, name = (jaxcompat.public_kernel_name(value) or "").rpartition(".")
+    if isinstance(value, enum.Enum):
+        module, _, cls = module.rpartition(".")
+        name = f"{cls}.{name}"
+    if module not in _PALLAS:
+        raise unsupported(eqn, f"its {what.replace('_', ' ')} {value} has no public name")
+    path = f"{_PALLAS[module]}.{name}"
+    if record is None:
+        return Name(path)
+    fields = fields_of(without_defaults(value)) or ("", {})
+    return call(path, **{k: _kernel_value(eqn, what, v) for k, v in fields[1].items()})
 
 
 # --- loops ----------------------------------------------------------------------------------------

@@ -348,6 +348,7 @@ class Writer:
                 params = {**params, "donated_invars": (False,) * len(ins)}
             source = source_of(eqn.source_info)
             new = JaxprEqn(ins, outs, eqn.primitive, params, effects, source, eqn.ctx)
+            new = jaxcompat.with_static_slices(new) if effects else new
             if rule is not None:
                 num_eqns, num_consts = len(self.eqns), len(self.constvars)
                 if (atoms := rule(new)) is not None:
@@ -430,7 +431,7 @@ class Writer:
                     eqn = eqn.replace(invars=operands)
                     if eqn.effects:
                         effects = jaxcompat.renamed_effects(eqn.effects, env)
-                        eqn = eqn.replace(effects=effects)
+                        eqn = jaxcompat.with_static_slices(eqn.replace(effects=effects))
             if before is not None and eqn.params:
                 eqn = before(eqn)
             num_eqns, num_consts = len(eqns), len(constvars)

@@ -21,12 +21,14 @@ from typing import Any
 import jax
 from jax._src import config, tree_util
 from jax._src.state.types import AbstractRef, TransformedRef
-from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.jaxprs import (
     AnyJaxpr,
     Aval,
+    IndexSlice,
+    NDIndexer,
     Params,
     axes_bound,
     close_jaxpr,
@@ -192,6 +194,44 @@ def tree_structure(tree: object) -> PyTreeDef:
     if any(map(is_part, jax.tree.leaves(tree, is_leaf=is_part))):
         return _REGISTRY.flatten(tree)[1]
     return jax.tree.structure(tree)
+
+
+#: Operations on a part of a ref: the parameter with its structure, and the operands before it.
+_INDEXED = {
+    "get": ("tree", 1),
+    "swap": ("tree", 2),
+    "addupdate": ("tree", 2),
+    "masked_load": ("args_tree", 0),
+    "masked_swap": ("args_tree", 0),
+}
+
+
+def with_static_slices(eqn: JaxprEqn) -> JaxprEqn:
+    """Return an equation in whose part of a ref no slice starts at a literal.
+
+    A slice that starts at a number has it in its structure. JAX's compilers of kernels take a
+    literal for such a number, and then find that they have an operand too many.
+    """
+    parameter, first = _INDEXED.get(eqn.primitive.name, ("", 0))
+    if not parameter or not any(type(v) is Literal for v in eqn.invars[first:]):
+        return eqn
+
+    def static(index: Any) -> Any:
+        is_literal = isinstance(index, IndexSlice) and type(index.start) is Literal
+        return dataclasses.replace(index, start=int(index.start.val)) if is_literal else index
+
+    def with_static(node: Any) -> Any:
+        if not isinstance(node, NDIndexer):
+            return node
+        return dataclasses.replace(node, indices=tuple(map(static, node.indices)))
+
+    part = eqn.params[parameter].unflatten(eqn.invars[first:])
+    part = jax.tree.map(with_static, part, is_leaf=lambda node: isinstance(node, NDIndexer))
+    operands = [*eqn.invars[:first], *_REGISTRY.flatten(part)[0]]
+    if len(operands) == len(eqn.invars):
+        return eqn
+    params = {**eqn.params, parameter: tree_structure(part)}
+    return eqn.replace(invars=operands, params=params)
 
 
 def consts_as_arguments(jaxpr: AnyJaxpr) -> ClosedJaxpr:

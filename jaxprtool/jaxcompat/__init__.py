@@ -174,7 +174,6 @@ from jaxprtool.jaxcompat.kernels import (
     public_kernel_name,
     reference_of,
     tree_structure,
-    with_static_slices,
 )
 from jaxprtool.jaxcompat.lowering import (
     as_xla_computation,

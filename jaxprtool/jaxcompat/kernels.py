@@ -21,14 +21,12 @@ from typing import Any
 import jax
 from jax._src import config, tree_util
 from jax._src.state.types import AbstractRef, TransformedRef
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Primitive
+from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.jaxprs import (
     AnyJaxpr,
     Aval,
-    IndexSlice,
-    NDIndexer,
     Params,
     axes_bound,
     close_jaxpr,
@@ -63,7 +61,6 @@ _MODULES = {
     "jax._src.state.types.": "jax.ref",
     "jax.experimental.mosaic.gpu.core.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.tcgen05.": "jax.experimental.pallas.mosaic_gpu",
-    "jax.experimental.mosaic.gpu.fragmented_array.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.launch_context.": "jax.experimental.pallas.mosaic_gpu",
 }
 
@@ -102,10 +99,7 @@ def kernel_object(path: str) -> Any:
 
 
 def public_kernel_name(value: Any) -> str | None:
-    """Return the public name of the class of an object of Pallas, or of a member of an enumeration.
-
-    An example is `jax.experimental.pallas.Element`. Returns None if it has no public name.
-    """
+    """Return the public name of an object's class in Pallas, or of a member of an enumeration."""
     cls = type(value)
     module = _MODULES.get(f"{cls.__module__}.")
     name = f"{cls.__qualname__}.{value.name}" if isinstance(value, Enum) else cls.__qualname__
@@ -162,8 +156,7 @@ def kernel_record(path: str, fields: Mapping[str, Any]) -> Any:
 
 def own_reference(aval: Aval) -> tuple[str, Params] | None:
     """Return the class of a ref that is one of Pallas's own, and its fields beside its content."""
-    path = None if type(aval) is AbstractRef else kernel_path(aval)
-    if path is None or not isinstance(aval, AbstractRef):
+    if type(aval) is AbstractRef or not (path := kernel_path(aval)):
         return None
     _, *names = inspect.signature(type(aval)).parameters
     return path, {name: getattr(aval, name) for name in names if name != "kind"}
@@ -194,44 +187,6 @@ def tree_structure(tree: object) -> PyTreeDef:
     if any(map(is_part, jax.tree.leaves(tree, is_leaf=is_part))):
         return _REGISTRY.flatten(tree)[1]
     return jax.tree.structure(tree)
-
-
-#: Operations on a part of a ref: the parameter with its structure, and the operands before it.
-_INDEXED = {
-    "get": ("tree", 1),
-    "swap": ("tree", 2),
-    "addupdate": ("tree", 2),
-    "masked_load": ("args_tree", 0),
-    "masked_swap": ("args_tree", 0),
-}
-
-
-def with_static_slices(eqn: JaxprEqn) -> JaxprEqn:
-    """Return an equation in whose part of a ref no slice starts at a literal.
-
-    A slice that starts at a number has it in its structure. JAX's compilers of kernels take a
-    literal for such a number, and then find that they have an operand too many.
-    """
-    parameter, first = _INDEXED.get(eqn.primitive.name, ("", 0))
-    if not parameter or not any(type(v) is Literal for v in eqn.invars[first:]):
-        return eqn
-
-    def static(index: Any) -> Any:
-        is_literal = isinstance(index, IndexSlice) and type(index.start) is Literal
-        return dataclasses.replace(index, start=int(index.start.val)) if is_literal else index
-
-    def with_static(node: Any) -> Any:
-        if not isinstance(node, NDIndexer):
-            return node
-        return dataclasses.replace(node, indices=tuple(map(static, node.indices)))
-
-    part = eqn.params[parameter].unflatten(eqn.invars[first:])
-    part = jax.tree.map(with_static, part, is_leaf=lambda node: isinstance(node, NDIndexer))
-    operands = [*eqn.invars[:first], *_REGISTRY.flatten(part)[0]]
-    if len(operands) == len(eqn.invars):
-        return eqn
-    params = {**eqn.params, parameter: tree_structure(part)}
-    return eqn.replace(invars=operands, params=params)
 
 
 def consts_as_arguments(jaxpr: AnyJaxpr) -> ClosedJaxpr:

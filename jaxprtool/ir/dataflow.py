@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
 from operator import or_
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from typing import Literal as OneOf
-from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from jax import numpy as jnp
@@ -18,10 +18,12 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache, cached_method
 from jaxprtool.ir.equations import all_jaxprs, bodies, has_ref_type, is_flat, reachable, variables
-from jaxprtool.ir.kernel_calls import KernelCall, KernelEdge, kernel_call
 from jaxprtool.ir.regions import Region, Regions, holds_jaxpr, regions
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.kernel_calls import KernelCall, KernelEdge
 
 # --- def use --------------------------------------------------------------------------------------
 # Definitions and uses of the variables of a body.
@@ -633,6 +635,10 @@ class _BackwardSlicer(_Slicer):
 
 def _kernel(eqn: JaxprEqn) -> KernelCall | None:
     """Return the view of a kernel, unless it closes over Refs."""
+    if eqn.primitive.name != "pallas_call":
+        return None
+    from jaxprtool.ir.kernel_calls import kernel_call  # few programs have kernels
+
     kernel = kernel_call(eqn)
     return None if kernel is None or kernel.captured else kernel
 

@@ -12,6 +12,7 @@ object, since JAX's caches use identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from operator import is_not
 from typing import Any, TypeAlias, TypeVar
 
@@ -348,6 +349,7 @@ class Writer:
                 params = {**params, "donated_invars": (False,) * len(ins)}
             source = source_of(eqn.source_info)
             new = JaxprEqn(ins, outs, eqn.primitive, params, effects, source, eqn.ctx)
+            new = _with_static_slices(new) if effects else new
             if rule is not None:
                 num_eqns, num_consts = len(self.eqns), len(self.constvars)
                 if (atoms := rule(new)) is not None:
@@ -430,7 +432,7 @@ class Writer:
                     eqn = eqn.replace(invars=operands)
                     if eqn.effects:
                         effects = jaxcompat.renamed_effects(eqn.effects, env)
-                        eqn = eqn.replace(effects=effects)
+                        eqn = _with_static_slices(eqn.replace(effects=effects))
             if before is not None and eqn.params:
                 eqn = before(eqn)
             num_eqns, num_consts = len(eqns), len(constvars)
@@ -505,6 +507,46 @@ class Writer:
             return False
         new = (v for eqn in self.eqns[num_eqns:] for v in eqn.outvars)
         return var not in self.donated or any(v is atom for v in new)
+
+
+#: Operations on a part of a ref: the parameter with its structure, and the operands before it.
+_INDEXED = {
+    "get": ("tree", 1),
+    "swap": ("tree", 2),
+    "addupdate": ("tree", 2),
+    "masked_load": ("args_tree", 0),
+    "masked_swap": ("args_tree", 0),
+}
+
+
+def _with_static_slices(eqn: JaxprEqn) -> JaxprEqn:
+    """Return an equation in whose part of a ref no slice starts at a literal.
+
+    A slice that starts at a number has it in its structure. JAX's compilers of kernels take a
+    literal for such a number, and then find that they have an operand too many.
+    """
+    parameter, first = _INDEXED.get(eqn.primitive.name, ("", 0))
+    if not parameter or not any(type(v) is Literal for v in eqn.invars[first:]):
+        return eqn
+
+    def static(index: Any) -> Any:
+        is_literal = isinstance(index, jaxcompat.IndexSlice) and type(index.start) is Literal
+        return replace(index, start=int(index.start.val)) if is_literal else index
+
+    def with_static(node: Any) -> Any:
+        if not isinstance(node, jaxcompat.NDIndexer):
+            return node
+        return replace(node, indices=tuple(map(static, node.indices)))
+
+    part = eqn.params[parameter].unflatten(eqn.invars[first:])
+    part = jax.tree.map(
+        with_static, part, is_leaf=lambda node: isinstance(node, jaxcompat.NDIndexer)
+    )
+    operands = [*eqn.invars[:first], *jax.tree.leaves(part)]
+    if len(operands) == len(eqn.invars):
+        return eqn
+    params = {**eqn.params, parameter: jax.tree.structure(part)}
+    return eqn.replace(invars=operands, params=params)
 
 
 # --- constant operands ----------------------------------------------------------------------------

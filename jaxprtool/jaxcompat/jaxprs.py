@@ -422,11 +422,8 @@ def weakly_typed(value: Any) -> jax.Array:
 
 
 def physical_element(dtype: Any) -> jax.core.ShapedArray:
-    """Return the type of the array that represents one element of an extended dtype.
-
-    A barrier of a GPU has no elements.
-    """
-    if getattr(dtype, "_rules", None) is None:
+    """Return the type of the array that represents one element of an extended dtype."""
+    if getattr(dtype, "_rules", None) is None:  # a barrier of a GPU
         return jax.core.ShapedArray((0,), np.dtype(np.int8))
     return core.physical_element_aval(dtype)
 

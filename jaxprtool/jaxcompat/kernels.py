@@ -61,7 +61,6 @@ _MODULES = {
     "jax._src.state.types.": "jax.ref",
     "jax.experimental.mosaic.gpu.core.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.tcgen05.": "jax.experimental.pallas.mosaic_gpu",
-    "jax.experimental.mosaic.gpu.fragmented_array.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.launch_context.": "jax.experimental.pallas.mosaic_gpu",
 }
 
@@ -100,10 +99,7 @@ def kernel_object(path: str) -> Any:
 
 
 def public_kernel_name(value: Any) -> str | None:
-    """Return the public name of the class of an object of Pallas, or of a member of an enumeration.
-
-    An example is `jax.experimental.pallas.Element`. Returns None if it has no public name.
-    """
+    """Return the public name of an object's class in Pallas, or of a member of an enumeration."""
     cls = type(value)
     module = _MODULES.get(f"{cls.__module__}.")
     name = f"{cls.__qualname__}.{value.name}" if isinstance(value, Enum) else cls.__qualname__
@@ -160,8 +156,7 @@ def kernel_record(path: str, fields: Mapping[str, Any]) -> Any:
 
 def own_reference(aval: Aval) -> tuple[str, Params] | None:
     """Return the class of a ref that is one of Pallas's own, and its fields beside its content."""
-    path = None if type(aval) is AbstractRef else kernel_path(aval)
-    if path is None or not isinstance(aval, AbstractRef):
+    if type(aval) is AbstractRef or not (path := kernel_path(aval)):
         return None
     _, *names = inspect.signature(type(aval)).parameters
     return path, {name: getattr(aval, name) for name in names if name != "kind"}

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 from jax.extend.core.primitives import jit_p
@@ -31,7 +31,6 @@ from jaxprtool.ir.custom_rules import has_rule, holds_ended_tracer, refused, wit
 from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.kernel_calls import KernelCall, kernel_call
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import holds_jaxpr, views
 from jaxprtool.ir.symbols import symbols_of
@@ -39,6 +38,9 @@ from jaxprtool.ir.trees import paths, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.passes.framework import Pass
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.kernel_calls import KernelCall
 
 #: The maximum number of characters of JAX's error message that are shown.
 _LONGEST_REASON = 300
@@ -229,6 +231,8 @@ def _kernel(program: Program, error: Exception) -> KernelCall | None:
 
 def _without_rule(jaxpr: Jaxpr) -> Iterator[KernelCall]:
     """Yield the kernels outside of functions with a derivative of their own."""
+    from jaxprtool.ir.kernel_calls import kernel_call  # few programs have kernels
+
     for eqn in jaxpr.eqns:
         if (kernel := kernel_call(eqn)) is not None:
             yield kernel

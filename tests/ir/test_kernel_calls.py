@@ -216,3 +216,14 @@ def test_a_batched_kernel_with_prefetched_scalars_is_that_of_vmap(axes):
     arrays = jnp.stack([order, order[::-1]]), jnp.stack([Y, Y + 1])
     args = [a if axis == 0 else a[0] for a, axis in zip(arrays, axes, strict=True)]
     assert jnp.array_equal(batched(*args), jax.vmap(function, axes)(*args))
+
+
+def test_a_folded_start_of_a_slice_is_one_that_mosaic_compiles():
+    def kernel(x_ref, o_ref):
+        start = jnp.int32(4) * jax.lax.convert_element_type(True, jnp.int32)
+        o_ref[pl.ds(start, 4)] = x_ref[pl.ds(start, 4)]
+
+    program = jaxprtool.trace(lambda x: pl.pallas_call(kernel, x)(x), X).apply("fold")
+    names = [eqn.primitive.name for eqn in kernel_of(program).body.eqns]
+    assert names == ["get", "swap"]
+    jax.jit(program).trace(X).lower(lowering_platforms=("tpu",))

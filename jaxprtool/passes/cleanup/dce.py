@@ -24,7 +24,6 @@ from typing import ClassVar
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.equations import is_flat
-from jaxprtool.ir.kernel_calls import kernel_call
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import called_body, holds_jaxpr, keep, regions, views
 from jaxprtool.ir.rewrite import with_bodies
@@ -350,6 +349,8 @@ def _dce_kernel(
 
     What is written to scratch stays: it may be a semaphore, or memory that a copy in flight reads.
     """
+    from jaxprtool.ir.kernel_calls import kernel_call  # few programs have kernels
+
     used, new = _fallback(used_outputs, live_inputs, eqn)
     kernel = None if new is None or jaxcompat.is_opaque(new) else kernel_call(new)
     if kernel is None or not kernel.selects_blocks:

@@ -421,11 +421,10 @@ class CheckpointHalves(NamedTuple):
     backward: Jaxpr
 
     def forward(self) -> tuple[Jaxpr, Sequence[Var]]:
-        """Return the jaxpr of results and residuals, rounded as by JAX, and what it reads."""
+        """Return the jaxpr of results and residuals, and the arguments that it reads."""
         results = [True] * (len(self.known.outvars) - len(self.read))
         forward, reads, *_ = jax_dce_jaxpr(self.known, [*results, *self.read])
-        rounded = ad_checkpoint._insert_reduce_precision(forward, len(self.residuals))
-        return rounded, [v for v, is_read in zip(self.known.invars, reads, strict=True) if is_read]
+        return forward, [v for v, is_read in zip(self.known.invars, reads, strict=True) if is_read]
 
 
 class CheckpointedJvp:

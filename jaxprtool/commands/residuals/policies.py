@@ -6,7 +6,7 @@ found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.numpy as jnp
 from jax.dtypes import float0
-from jax.extend.core.primitives import jit_p
+from jax.extend.core.primitives import jit_p, reduce_precision_p
 
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.estimate import total_flops
@@ -58,7 +58,7 @@ from jaxprtool.ir.regions import Call, CustomJVP, view
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.trees import filled, structure
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework.retrace import (
     chosen_argnums,
@@ -261,9 +261,40 @@ class WholeCheckpoint:
             list(self._consts.values()),
             [*self._jaxpr.invars, *cotangents],
             [*outs[:count], *late.outvars],
-            [*(with_operands(eqn, operands) for eqn in forward.eqns), late],
+            [*(with_operands(eqn, operands) for eqn in _rounded(forward, halves.residuals)), late],
             self._jaxpr.debug_info._replace(arg_names=None, result_paths=None),
         )
+
+
+def _rounded(forward: Jaxpr, residuals: Iterable[Atom]) -> Iterator[JaxprEqn]:
+    """Yield the equations of a forward pass with the rounding that JAX inserts after residuals.
+
+    JAX rounds those that the forward pass reads too. JAX's own function searches all equations for
+    each of them.
+    """
+    read = {v for eqn in forward.eqns for v in eqn.invars if type(v) is Var}
+    rounded = {v for v in residuals if v in read and _is_inexact(v.aval)}
+    for eqn in forward.eqns:
+        exact = {v: Var(v.aval) for v in eqn.outvars if v in rounded and not _rounds(eqn, v)}
+        yield eqn.replace(outvars=[exact.get(v, v) for v in eqn.outvars]) if exact else eqn
+        for residual, var in reversed(exact.items()):
+            yield eqn.replace(
+                primitive=reduce_precision_p,
+                invars=[var],
+                outvars=[residual],
+                params=_precision(var),
+                effects=set(),
+            )
+
+
+def _rounds(eqn: JaxprEqn, residual: Var) -> bool:
+    return eqn.primitive is reduce_precision_p and eqn.params == _precision(residual)
+
+
+def _precision(var: Var) -> Params:
+    """Return the parameters of a `reduce_precision` to the dtype of a variable."""
+    kept = jnp.finfo(var.aval.dtype)
+    return {"exponent_bits": kept.nexp, "mantissa_bits": kept.nmant}
 
 
 def policies_of(program: Program) -> dict[str, Any]:

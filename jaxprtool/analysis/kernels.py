@@ -40,7 +40,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.ir.dataflow import BodySlice
 from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import fuses, size_of
+from jaxprtool.ir.equations import fuses, is_flat, size_of
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.symbols import Sizes, value_of
@@ -220,13 +220,13 @@ class Kernels:
 
         `env` has None for a literal, and nothing for a dead value.
         """
-        inside = None if live is None else live.inside
+        inside, flat = None if live is None else live.inside, is_flat(jaxpr)
         for i, eqn in enumerate(jaxpr.eqns):
             if inside is not None and i not in inside:
                 continue
             # The garbage collector does not track tuples of numbers, as it does lists.
             reads: Places = tuple([None if type(v) is Literal else env.get(v) for v in eqn.invars])
-            control = regions(eqn)
+            control = None if flat else regions(eqn)
             runs = None if inside is None or control is None else inside[i]
             if control is not None and control.kind == "call" and self._is_opened(eqn):
                 body, region = control.jaxprs[0], control.regions[0]

@@ -29,7 +29,7 @@ import jax
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError, described
 from jaxprtool.ir.backends import anchor
-from jaxprtool.ir.equations import equations, named
+from jaxprtool.ir.equations import equations, holders, named, outer_first
 from jaxprtool.ir.frames import source_place
 from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs
 from jaxprtool.ir.rewrite import Memo, as_constants, map_equations, with_bodies
@@ -417,7 +417,12 @@ def untraceable_rule(eqn: JaxprEqn, error: Exception) -> UnsupportedError:
 
 def with_closed_over(jaxpr: AnyJaxpr) -> AnyJaxpr:
     """Return a traced jaxpr whose custom calls take the values that their rules close over."""
-    return _taking(jaxpr, Memo())
+    memo = Memo()
+    for body in reversed(outer_first(jaxcompat.open_jaxpr(jaxpr))):  # for deep nesting
+        for eqn, _ in holders(body):
+            for _, held in sub_jaxprs(eqn):
+                memo(partial(_taking, held, memo), held)
+    return _taking(jaxpr, memo)
 
 
 def _taking(jaxpr: AnyJaxpr, memo: Memo) -> AnyJaxpr:

@@ -23,6 +23,7 @@ from jax.extend.core import (
 
 from jaxprtool.jaxcompat.checking import (
     CheckpointedJvp,
+    CheckpointHalves,
     behind_barrier,
     check_jaxpr,
     fits,

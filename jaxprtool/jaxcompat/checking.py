@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
-from jax._src import config, core, effects
+from jax._src import ad_checkpoint, config, core, effects
 from jax._src.effects import JaxprInputEffect
 from jax._src.interpreters import ad as internal_ad
 from jax._src.interpreters import mlir
@@ -405,8 +405,30 @@ def _prevents_merging(eqn: JaxprEqn) -> bool | tuple[bool, ...]:
     return eqn.primitive.name == "optimization_barrier"
 
 
+class CheckpointHalves(NamedTuple):
+    """What a call of `jax.checkpoint` computes in the two passes of a gradient, under a policy.
+
+    Attributes:
+        known: The jaxpr of the results, and then of all values that could be saved.
+        read: Whether the backward pass reads each of these values.
+        residuals: The values that it reads.
+        backward: The jaxpr of residuals, arguments and tangents, which also recomputes values.
+    """
+
+    known: Jaxpr
+    read: Sequence[bool]
+    residuals: Sequence[Atom]
+    backward: Jaxpr
+
+    def forward(self) -> tuple[Jaxpr, Sequence[Var]]:
+        """Return the jaxpr of results and residuals, and the arguments that it reads."""
+        results = [True] * (len(self.known.outvars) - len(self.read))
+        forward, reads, *_ = jax_dce_jaxpr(self.known, [*results, *self.read])
+        return forward, [v for v, is_read in zip(self.known.invars, reads, strict=True) if is_read]
+
+
 class CheckpointedJvp:
-    """The forward-mode derivative of a call of `jax.checkpoint`.
+    """The forward-mode derivative of a call of `jax.checkpoint`, to be split by policies.
 
     Args:
         eqn: The call.
@@ -414,6 +436,12 @@ class CheckpointedJvp:
 
     Raises:
         NotImplementedError: If JAX does not differentiate it.
+
+    Attributes:
+        consts: The constants of the derivative.
+        jaxpr: The derivative, of the constants, the operands of the call, and their tangents.
+        arguments: Its arguments without the tangents.
+        has_tangent: Whether each result of the call has a tangent.
     """
 
     def __init__(self, eqn: JaxprEqn, differentiated: Sequence[bool]) -> None:
@@ -421,23 +449,40 @@ class CheckpointedJvp:
         refused = effects.remat_allowed_effects.filter_not_in(body.effects)
         if refused:
             raise NotImplementedError(f"checkpoint does not take effects such as {refused}")
-        jvp, _ = internal_ad.jvp_jaxpr(close_jaxpr(body), list(differentiated), False)
-        #: The operands by argument; None for a constant.
-        self._operands = [*(None for _ in jvp.consts), *eqn.invars]
-        self._jaxpr = internal_pe.convert_constvars_jaxpr(open_jaxpr(jvp))
-        tangents = len(self._jaxpr.invars) - len(self._operands)
-        self._unknown = [*(False for _ in self._operands), *(True for _ in range(tangents))]
+        jvp, has_tangent = internal_ad.jvp_jaxpr(close_jaxpr(body), list(differentiated), False)
+        self.consts, self.has_tangent = list(jvp.consts), list(has_tangent)
+        self.jaxpr = internal_pe.convert_constvars_jaxpr(open_jaxpr(jvp))
+        self.arguments = self.jaxpr.invars[: len(self.consts) + len(eqn.invars)]
+        self._transposed: tuple[Any, Jaxpr, Jaxpr] | None = None
 
-    def kept(self, policy: Policy) -> Iterator[Atom]:
-        """Yield the values that a policy saves: operands of the call, and values computed in it."""
-        count = len(self._unknown)
-        known, staged, out_unknown, out_staged, residuals = internal_pe.partial_eval_jaxpr_custom(
-            self._jaxpr, self._unknown, [True] * count, False, False, policy
+    def halves(self, policy: Policy) -> CheckpointHalves:
+        """Return what the two passes compute under a policy."""
+        unknown = [i >= len(self.arguments) for i in range(len(self.jaxpr.invars))]
+        known, staged, out_unknown, out_staged, count = internal_pe.partial_eval_jaxpr_custom(
+            self.jaxpr, unknown, [True] * len(unknown), False, False, policy
         )
         wanted = [unknown for unknown, flag in zip(out_unknown, out_staged, strict=True) if flag]
-        _, read, *_ = jax_dce_jaxpr(staged, wanted)
-        first = len(known.outvars) - residuals
-        values = [v for v, is_read in zip(known.outvars[first:], read, strict=False) if is_read]
-        yield from dict.fromkeys(v for v in values if type(v) is not Literal)
-        arguments = zip(self._operands, read[residuals:], strict=False)
-        yield from (v for v, is_read in arguments if is_read and type(v) is Var)
+        backward, read, *_ = jax_dce_jaxpr(staged, wanted)
+        saved = zip(known.outvars[len(known.outvars) - count :], read, strict=False)
+        residuals = [v for v, is_read in saved if is_read]
+        return CheckpointHalves(known, read[:count], residuals, backward)
+
+    def transposed(self, backward: Jaxpr) -> tuple[Sequence[JaxprEqn], Sequence[Var], Jaxpr]:
+        """Return the backward half with its linear part transposed.
+
+        Returns the equations that recompute values, the values that the transpose reads, and the
+        transpose, a jaxpr of these and the cotangents of results; the same for most policies.
+        """
+        tangents = set(self.jaxpr.invars[len(self.arguments) :])
+        moves = [v in tangents for v in backward.invars]
+        recomputed, linear, *_ = internal_pe.partial_eval_jaxpr_custom(
+            backward, moves, [True] * len(moves), False, False, lambda *_, **__: True
+        )
+        key = [(id(e.params), *map(id, (*e.invars, *e.outvars))) for e in linear.eqns]
+        if self._transposed is None or self._transposed[0] != key:
+            flags = [v in tangents for v in linear.invars]
+            zeros = [False] * len(linear.outvars)
+            transpose, *_ = ad_checkpoint.transpose_jaxpr(close_jaxpr(linear), flags, zeros)
+            self._transposed = key, linear, open_jaxpr(transpose)
+        _, linear, transpose = self._transposed
+        return recomputed.eqns, [v for v in linear.invars if v not in tangents], transpose

@@ -1,6 +1,7 @@
 """Custom derivative rules are converted to jaxprs and back without changing derivatives."""
 
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,14 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, UserFunctionError
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.write import program_file_text
-from jaxprtool.ir.custom_rules import jvp_params, jvp_rule, rule_key, vjp_params, vjp_rule
+from jaxprtool.ir.custom_rules import (
+    jvp_params,
+    jvp_rule,
+    rule_key,
+    vjp_params,
+    vjp_rule,
+    with_closed_over,
+)
 from jaxprtool.loading.trace import trace
 
 SCALE = jnp.array([1.0, 2.0, 3.0])
@@ -446,3 +454,13 @@ def test_a_program_without_its_endless_rules_is_written_as_the_hint_suggests():
     for passes, wanted in (inline, function), (f"grad, {inline}", jax.grad(function)):
         again = parse_program(program_file_text(program.apply(passes)), "test")
         np.testing.assert_allclose(again(2.0), wanted(2.0), rtol=1e-6)
+
+
+def test_values_closed_over_are_found_in_deeply_nested_bodies():
+    call = jax.make_jaxpr(jax.jit(jnp.sin))(1.0).eqns[0]
+    jaxpr = jax.make_jaxpr(jnp.sin)(1.0)
+    for _ in range(2 * sys.getrecursionlimit()):
+        operands, results = jaxpr.jaxpr.invars, jaxpr.jaxpr.outvars
+        eqn = call.replace(invars=operands, outvars=results, params={**call.params, "jaxpr": jaxpr})
+        jaxpr = jaxcompat.replace_jaxpr(jaxpr, eqns=[eqn])
+    assert with_closed_over(jaxpr) is jaxpr

@@ -6,16 +6,17 @@ found.total_bytes, found.residuals[0].source, found.policies["dots_saveable"]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import groupby
+from types import NoneType
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
 from jax.dtypes import float0
-from jax.extend.core.primitives import jit_p
+from jax.extend.core.primitives import jit_p, reduce_precision_p
 
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.estimate import total_flops
@@ -41,8 +42,10 @@ from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
 from jaxprtool.ir.documents import bytes_of, in_bytes
 from jaxprtool.ir.equations import (
+    all_jaxprs,
     equations,
     free_variables,
+    holders,
     substitute,
     type_of,
     with_operands,
@@ -50,10 +53,11 @@ from jaxprtool.ir.equations import (
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, Programs, require_program
+from jaxprtool.ir.regions import Call, CustomJVP, view
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.scopes import is_backward
 from jaxprtool.ir.trees import filled, structure, unique
-from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params
+from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Params, Var
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.retrace import (
     chosen_argnums,
@@ -128,12 +132,13 @@ def residuals(
         gradient = Vjp(argnums=numbers)(program)
         forward, backward = gradient["forward"], gradient["backward"]
         saved = analysis.passed_residuals(forward, backward, policies)
-        kept = bytes_by_policy(program, policies, numbers)
+        whole = WholeCheckpoint(program, numbers)
+        kept = {name: whole.kept_bytes(policy) for name, policy in policies.items()}
         total = analysis.total_bytes(backward)
         placed: tuple[Placement, ...] = ()
         if total is not None and (peaks or (limit is not None and limit < total)):
             sources = [*policies, *_offloading(program)]
-            placed = tuple(placements(program, numbers, gradient, sources, compiled))
+            placed = tuple(placements(program, gradient, whole, sources, compiled))
         proposed = None
         if limit is not None:
             proposed = proposal(program, numbers, gradient, limit, placed, compiled)
@@ -153,34 +158,142 @@ def _offloading(program: Program) -> Iterator[str]:
         )
 
 
-def bytes_by_policy(
-    program: Program, policies: Mapping[str, Callable[..., Any]], argnums: Sequence[int]
-) -> dict[str, int | None]:
-    """Return the bytes that the gradient of a program keeps under each policy.
+class WholeCheckpoint:
+    """The gradients of a program under `jax.checkpoint`, one for each policy.
 
-    They equal those of `checkpoint(policy=…), vjp(argnums=…)`. The program is differentiated once
-    for all policies, without building the backward half.
+    Bytes and gradients equal those of `checkpoint(policy=…), vjp(argnums=…)`. The program is
+    differentiated and transposed once for all policies.
 
     Args:
         program: The program.
-        policies: Policies of `jax.checkpoint` by name.
         argnums: The positional arguments to differentiate with respect to.
 
     Raises:
         UnsupportedError: If JAX cannot differentiate the program under `jax.checkpoint`.
     """
-    whole = Checkpoint()(program)
-    jaxpr = jaxcompat.open_jaxpr(whole.jaxpr)
-    groups = positional(whole)
-    chosen = [jaxpr.invars[i] for number in argnums for i in groups[number]]
-    moving = {v for v in chosen if v.aval.to_tangent_aval().dtype != float0}
-    (call,) = jaxpr.eqns
-    tangents = [type(v) is not Literal and v in moving for v in call.invars]
-    constants = set(jaxpr.constvars)
-    with trace_errors_reported(program, Vjp.name), jaxcompat.axes_bound(program.axis_env):
-        checkpointed = jaxcompat.CheckpointedJvp(call, tangents)
-        kept = {name: set(checkpointed.kept(policy)) for name, policy in policies.items()}
-    return {name: total_size(v.aval for v in values - constants) for name, values in kept.items()}
+
+    def __init__(self, program: Program, argnums: Sequence[int]) -> None:
+        whole = Checkpoint()(program)
+        self._program, self.argnums = program, tuple(argnums)
+        self._jaxpr = jaxcompat.open_jaxpr(whole.jaxpr)
+        groups = positional(whole)
+        self._chosen = [whole.jaxpr.invars[i] for number in argnums for i in groups[number]]
+        moving = {v for v in self._chosen if v.aval.to_tangent_aval().dtype != float0}
+        (self._eqn,) = whole.jaxpr.eqns
+        self._tangents = [type(v) is not Literal and v in moving for v in self._eqn.invars]
+        with self._as_vjp():
+            self._jvp = jaxcompat.CheckpointedJvp(self._eqn, self._tangents)
+        constants = [Var(v.aval) for v in self._jvp.arguments[: len(self._jvp.consts)]]
+        #: The operands by argument of the derivative.
+        self._operands = dict(
+            zip(self._jvp.arguments, [*constants, *self._eqn.invars], strict=True)
+        )
+        self._consts = {
+            **dict(zip(whole.jaxpr.constvars, whole.jaxpr.consts, strict=True)),
+            **dict(zip(constants, self._jvp.consts, strict=True)),
+        }
+
+    @contextmanager
+    def _as_vjp(self) -> Iterator[None]:
+        """Bind the program's axes, and report JAX's errors as the pass `vjp` does."""
+        program = self._program
+        with trace_errors_reported(program, Vjp.name), jaxcompat.axes_bound(program.axis_env):
+            yield
+
+    @cached_method
+    def _halves(self, policy: Callable[..., Any]) -> jaxcompat.CheckpointHalves:
+        with self._as_vjp():
+            return self._jvp.halves(policy)
+
+    def kept_bytes(self, policy: Callable[..., Any]) -> int | None:
+        """Return the bytes that the gradient keeps under a policy; None if sizes are symbolic."""
+        halves = self._halves(policy)
+        read = [self._operands.get(v) for v in halves.backward.invars[len(halves.residuals) :]]
+        values = {v for v in (*halves.residuals, *read) if type(v) is Var and v not in self._consts}
+        return total_size(v.aval for v in values)
+
+    def gradient(self, policy: Callable[..., Any]) -> ClosedJaxpr | None:
+        """Return the gradient under a policy, as `joined_halves` does.
+
+        None if JAX splits a loop or branch by the policy, or if a result or a chosen argument has
+        no gradient.
+        """
+        jvp, halves = self._jvp, self._halves(policy)
+        moving = [v for v, flag in zip(self._eqn.invars, self._tangents, strict=True) if flag]
+        is_whole = moving == self._chosen and self._eqn.outvars == self._jaxpr.outvars
+        if not (is_whole and all(jvp.has_tangent)) or jvp.jaxpr.effects:
+            return None
+        holding = (eqn for body in all_jaxprs(jvp.jaxpr) for eqn, _ in holders(body))
+        if not all(isinstance(view(eqn), Call | CustomJVP | NoneType) for eqn in holding):
+            return None
+        with self._as_vjp():
+            recomputed, values, transpose = jvp.transposed(halves.backward)
+        if transpose.constvars or len(transpose.outvars) != len(moving):
+            return None
+        # All in the variables of the derivative.
+        names = dict(zip(transpose.invars, values, strict=False))
+        saved = halves.backward.invars[: len(halves.residuals)]
+        reads = [v for v in halves.backward.invars if v in self._operands]
+        inner = jaxcompat.new_jaxpr(
+            (),
+            (),
+            [*saved, *reads, *transpose.invars[len(values) :]],
+            substitute(transpose.outvars, names),
+            [*recomputed, *(with_operands(eqn, names) for eqn in transpose.eqns)],
+            transpose.debug_info,
+        )
+        forward, arguments = halves.forward()
+        operands = self._operands | dict(
+            zip(forward.invars, substitute(arguments, self._operands), strict=True)
+        )
+        outs = substitute(forward.outvars, operands)
+        count = len(outs) - len(saved)
+        cotangents = [Var(v.aval) for v in transpose.invars[len(values) :]]
+        body = {"jaxpr": jaxcompat.open_jaxpr(inner), "policy": policy, "differentiated": True}
+        late = self._eqn.replace(
+            invars=[*outs[count:], *(operands[v] for v in reads), *cotangents],
+            outvars=[Var(v.aval) for v in transpose.outvars],
+            params={**self._eqn.params, **body},
+        )
+        return jaxcompat.new_jaxpr(
+            list(self._consts),
+            list(self._consts.values()),
+            [*self._jaxpr.invars, *cotangents],
+            [*outs[:count], *late.outvars],
+            [*(with_operands(eqn, operands) for eqn in _rounded(forward, halves.residuals)), late],
+            self._jaxpr.debug_info._replace(arg_names=None, result_paths=None),
+        )
+
+
+def _rounded(forward: Jaxpr, residuals: Iterable[Atom]) -> Iterator[JaxprEqn]:
+    """Yield the equations of a forward pass with the rounding that JAX inserts after residuals.
+
+    JAX rounds those that the forward pass reads too. JAX's own function searches all equations for
+    each of them.
+    """
+    read = {v for eqn in forward.eqns for v in eqn.invars if type(v) is Var}
+    rounded = {v for v in residuals if v in read and _is_inexact(v.aval)}
+    for eqn in forward.eqns:
+        exact = {v: Var(v.aval) for v in eqn.outvars if v in rounded and not _rounds(eqn, v)}
+        yield eqn.replace(outvars=[exact.get(v, v) for v in eqn.outvars]) if exact else eqn
+        for residual, var in reversed(exact.items()):
+            yield eqn.replace(
+                primitive=reduce_precision_p,
+                invars=[var],
+                outvars=[residual],
+                params=_precision(var),
+                effects=set(),
+            )
+
+
+def _rounds(eqn: JaxprEqn, residual: Var) -> bool:
+    return eqn.primitive is reduce_precision_p and eqn.params == _precision(residual)
+
+
+def _precision(var: Var) -> Params:
+    """Return the parameters of a `reduce_precision` to the dtype of a variable."""
+    kept = jnp.finfo(var.aval.dtype)
+    return {"exponent_bits": kept.nexp, "mantissa_bits": kept.nmant}
 
 
 def policies_of(program: Program) -> dict[str, Any]:
@@ -441,8 +554,8 @@ def places(program: Program) -> list[Only]:
 
 def placements(
     program: Program,
-    argnums: Argnums,
     gradient: Programs,
+    whole: WholeCheckpoint,
     policies: Sequence[str],
     compiled: bool = False,
 ) -> Iterator[Placement]:
@@ -453,16 +566,16 @@ def placements(
 
     Args:
         program: A program with differentiable results, and sizes that are numbers.
-        argnums: The positional arguments to differentiate with respect to.
         gradient: The result of the pass `vjp` on it, forward and backward.
+        whole: Its gradients under `jax.checkpoint`.
         policies: The policies, as source. The first, which saves everything, is used only for the
             whole function.
         compiled: Whether to compile each gradient, for the peak that XLA states.
     """
-    plain = _measured(gradient, (), "", compiled)
+    plain = _measured(joined_halves(gradient), total_bytes(gradient["backward"]), (), "", compiled)
     yield plain
     for only in places(program):
-        place = _CheckpointedPlace(program, argnums, only, compiled)
+        place = _CheckpointedPlace(program, whole, only, compiled)
         try:
             if only and place.measured(_NOTHING).total_bytes >= plain.total_bytes:
                 continue
@@ -478,8 +591,10 @@ class _CheckpointedPlace:
     is measured once.
     """
 
-    def __init__(self, program: Program, argnums: Argnums, only: Only, compiled: bool) -> None:
-        self._program, self._argnums, self._only = program, argnums, only
+    def __init__(
+        self, program: Program, whole: WholeCheckpoint, only: Only, compiled: bool
+    ) -> None:
+        self._program, self._whole, self._only = program, whole, only
         self._compiled = compiled
         self._placements: list[tuple[_RecordedPolicy, Placement]] = []
 
@@ -496,11 +611,19 @@ class _CheckpointedPlace:
         # JAX knows these two by `is`.
         is_plain = policy in (POLICIES["everything_saveable"], POLICIES[_NOTHING])
         asked = _RecordedPolicy(policy)
-        gradient = Vjp(argnums=self._argnums)(self._under(policy if is_plain else asked))
-        placement = _measured(gradient, self._only, source, self._compiled)
+        gradient = self._gradient(policy if is_plain else asked)
+        placement = _measured(*gradient, self._only, source, self._compiled)
         if not is_plain:
             self._placements.append((asked, placement))
         return placement
+
+    def _gradient(self, policy: Callable[..., Any]) -> tuple[ClosedJaxpr, int | None]:
+        """Return the gradient under a policy as one jaxpr, and the bytes that it keeps."""
+        whole = self._whole
+        if self._only == () and (joined := whole.gradient(policy)) is not None:
+            return joined, whole.kept_bytes(policy)
+        gradient = Vjp(argnums=whole.argnums)(self._under(policy))
+        return joined_halves(gradient), total_bytes(gradient["backward"])
 
     def _under(self, policy: Callable[..., Any]) -> Program:
         """Return the program with a policy here. JAX caches the derivatives of shared bodies."""
@@ -573,17 +696,17 @@ def measured_placement(
         UnsupportedError: If the place has effects.
     """
     gradient = Vjp(argnums=argnums)(_checkpointed(program, only, policy) if policy else program)
-    return _measured(gradient, only, policy, compiled)
+    joined, kept_bytes = joined_halves(gradient), total_bytes(gradient["backward"])
+    return _measured(joined, kept_bytes, only, policy, compiled)
 
 
-def _measured(gradient: Programs, only: Only, policy: str, compiled: bool) -> Placement:
-    whole = joined_halves(gradient)
-    kept_bytes = total_bytes(gradient["backward"])
+def _measured(
+    gradient: ClosedJaxpr, kept_bytes: int | None, only: Only, policy: str, compiled: bool
+) -> Placement:
     assert kept_bytes is not None
-    stated = _compiled_bytes(whole) if compiled else None
-    peak = peak_memory(whole)
-    unknown = tuple(peak.unknown)
-    return Placement(only, policy, kept_bytes, peak.peak_bytes, total_flops(whole), stated, unknown)
+    stated = _compiled_bytes(gradient) if compiled else None
+    peak, flops = peak_memory(gradient), total_flops(gradient)
+    return Placement(only, policy, kept_bytes, peak.peak_bytes, flops, stated, tuple(peak.unknown))
 
 
 def _checkpointed(program: Program, only: Only, policy: Any) -> Program:

@@ -975,7 +975,7 @@ def _positions(program: Program) -> Any:
 # --- paths ----------------------------------------------------------------------------------------
 # Report why variables do not cut off the keys: a path from a key to its use in apply.
 
-#: The number of lines of source shown at either end of a long path.
+#: The number of lines, and of equations of a line, shown at either end of a long path.
 SHOWN = 5
 
 
@@ -995,9 +995,7 @@ def check_cut(part: Split, tag: str, in_names: Sequence[str], out_names: Sequenc
 def _uncut(
     tag: str, start: int, steps: list[JaxprEqn], in_names: Sequence[str], end: list[str]
 ) -> UnzipError:
-    shown = [_line(place, list(eqns)) for place, eqns in groupby(steps, _place)]
-    if len(shown) > 2 * SHOWN + 1:
-        shown[SHOWN:-SHOWN] = [f"({len(shown) - 2 * SHOWN} more)"]
+    shown = _ends([_line(place, list(eqns)) for place, eqns in groupby(steps, _place)])
     path = " -> ".join([in_names[start], *shown, *end])
     hint = None
     for eqn in steps:
@@ -1013,8 +1011,15 @@ def _place(eqn: JaxprEqn) -> str | None:
 
 def _line(place: str | None, eqns: Sequence[JaxprEqn]) -> str:
     """Return the equations of one line as text; calls by the names of their functions."""
-    names = (eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive for eqn in eqns)
-    return ", ".join(map(str, names)) + ("" if place is None else f" at {place}")
+    names = [eqn.params["name"] if eqn.primitive.name == "jit" else eqn.primitive for eqn in eqns]
+    return ", ".join(_ends(list(map(str, names)))) + ("" if place is None else f" at {place}")
+
+
+def _ends(steps: list[str]) -> list[str]:
+    """Return the first and last steps, with the number of those between them."""
+    if len(steps) <= 2 * SHOWN + 1:
+        return steps
+    return [*steps[:SHOWN], f"({len(steps) - 2 * SHOWN} more)", *steps[-SHOWN:]]
 
 
 def _path(part: Split, atom: Atom) -> tuple[int, list[JaxprEqn]]:

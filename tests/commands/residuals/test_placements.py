@@ -64,10 +64,13 @@ def test_policies_that_answer_alike_are_measured_once(monkeypatch):
             x = block(x)
         return block(jnp.cos(x)).sum()
 
+    def gated(w, x):  # calls and a name
+        return checkpoint_name(jax.nn.silu(x @ w), "gate").sum() + jax.nn.relu(x[0] @ w).sum()
+
     measured = []
     actual = policies._measured
     monkeypatch.setattr(policies, "_measured", lambda *a: measured.append(a[2]) or actual(*a))
-    for fun, count, rows in (halved, 4, 5), (mixed, 5, 5), (equal, 6, 8):
+    for fun, count, rows in (halved, 4, 5), (mixed, 5, 5), (equal, 6, 8), (gated, 6, 7):
         measured.clear()
         program = trace(fun, jnp.ones((4, 4)), jnp.ones((8, 4)))
         found = residuals(program, peaks=True).placements

@@ -1,4 +1,4 @@
-"""The bytes under each policy equal those of applying it: `checkpoint(policy=…), vjp`.
+"""The gradient under each policy equals that of applying it: `checkpoint(policy=…), vjp`.
 
 On random programs, samples, and JAX's own test programs.
 """
@@ -9,7 +9,10 @@ from collections import Counter
 
 import pytest
 
-from jaxprtool.commands.residuals.policies import bytes_by_policy
+from jaxprtool import jaxcompat
+from jaxprtool.commands.cost.estimate import total_flops
+from jaxprtool.commands.memory.estimate import peak_memory
+from jaxprtool.commands.residuals.policies import WholeCheckpoint, joined_halves
 from jaxprtool.commands.residuals.residuals import total_bytes
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.custom_rules import POLICIES, POLICY_FACTORIES
@@ -27,7 +30,7 @@ CHOSEN = {**{name: POLICIES[name] for name in NAMES}, "names": NAMED}
 
 
 def prove_bytes(number: int, case) -> Counter[str]:
-    """Compare the bytes under each policy. Return for how many policies JAX can apply them.
+    """Compare bytes, peaks and FLOPs by policy. Return for how many policies JAX can apply them.
 
     Every second program is differentiated with respect to its first argument only.
     """
@@ -38,18 +41,28 @@ def prove_bytes(number: int, case) -> Counter[str]:
             numbers = tuple(range(len(positional(program))))[: 1 if number % 2 else None]
             vjp = Vjp(argnums=numbers) if numbers else Vjp()
             vjp(program)
-            found = bytes_by_policy(program, CHOSEN, numbers)
+            whole = WholeCheckpoint(program, numbers)
+            kept = {name: whole.kept_bytes(policy) for name, policy in CHOSEN.items()}
         except JaxprToolError:
             return Counter(["refused"])
         for name, policy in CHOSEN.items():
             try:
-                backward = vjp(Checkpoint(policy)(program))["backward"]
+                gradient = vjp(Checkpoint(policy)(program))
             except JaxprToolError:
                 outcomes["not applied by JAX"] += 1  # complex residuals, for example
                 continue
-            assert found[name] == total_bytes(backward), name
+            assert kept[name] == total_bytes(gradient["backward"]), name
             outcomes["same"] += 1
+            joined = whole.gradient(policy)
+            if joined is not None and kept[name] is not None:
+                jaxcompat.check_jaxpr(joined)
+                assert figures(joined) == figures(joined_halves(gradient)), name
+                outcomes["same figures"] += 1
     return outcomes
+
+
+def figures(gradient):
+    return peak_memory(gradient), total_flops(gradient)
 
 
 def test_bytes_of_random_programs_agree_with_jax():

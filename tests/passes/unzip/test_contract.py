@@ -282,6 +282,16 @@ def test_an_output_that_needs_a_key_is_refused_with_the_path_to_it():
     assert any("mul at" in step and "test_contract.py:" in step for step in path)
 
 
+def test_a_long_path_along_one_line_is_cut_in_its_middle():
+    def f(key, x):
+        noise = jax.random.uniform(key, (5,))
+        return functools.reduce(lambda y, _: jnp.sin(y), range(300), noise) * x
+
+    with pytest.raises(UnzipError, match=r"sin, sin, \(\d+ more\), sin") as caught:
+        unzip(f)(KEY, ONES)
+    assert len(caught.value.message) < 1000
+
+
 def test_a_result_that_is_the_key_itself_is_refused():
     with pytest.raises(ValueError, match=r"Variables do not cut dependence graph\..*x -> result"):
         unzip(lambda x: x)(ONES)

@@ -123,6 +123,23 @@ def processes():
     """Mark a test as a proof, since it starts processes that import JAX."""
 
 
+@pytest.fixture
+def empty_folder(tmp_path, monkeypatch):
+    """An empty current folder, whose modules are removed from Python when the test ends.
+
+    If they stayed, Python's path would have the folder of each test that has run, and each
+    `functions.py` would need a longer search for a name that no other module has.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    modules = set(sys.modules)
+    yield tmp_path
+    for name in sys.modules.keys() - modules:
+        # Modules of the library that a test imported first are kept.
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
 def pytest_runtest_teardown(item, nextitem):
     """Clear JAX's caches between two files if they have grown large."""
     global _most_memory

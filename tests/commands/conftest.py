@@ -115,12 +115,11 @@ def terminal(folder, monkeypatch):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def folder(empty_folder, monkeypatch):
     for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "PAGER"):
         monkeypatch.delenv(name, raising=False)
-    (tmp_path / "functions.py").write_text(textwrap.dedent(FUNCTIONS))
-    return tmp_path
+    (empty_folder / "functions.py").write_text(textwrap.dedent(FUNCTIONS))
+    return empty_folder
 
 
 @cache

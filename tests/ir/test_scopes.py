@@ -1,5 +1,7 @@
 """The scopes of equations: name scopes, functions, and the parts of a gradient."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -9,7 +11,7 @@ from jaxprtool.ir.program import top_jaxpr
 from jaxprtool.ir.scopes import ScopeCall, ScopeReader
 from jaxprtool.jaxcompat.source_locations import UserFrame, source_infos
 from tests.programs import sample_programs
-from tests.programs.corpus import prove_corpus
+from tests.programs.corpus import corpus, prove_corpus
 from tests.programs.samples import sample_files
 
 
@@ -185,7 +187,7 @@ def test_no_equation_of_a_random_program_is_lost_or_moved():
         with case.setting():
             check(case.program())
 
-    prove_corpus(5, prove)
+    prove_corpus(5, prove, partial(corpus, 10))  # not all, which take three seconds to draw
 
 
 def test_a_function_called_forward_is_not_the_forward_part():

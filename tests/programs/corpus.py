@@ -37,9 +37,9 @@ def draws(count: int, seed: int = 0, programs: Programs = random_programs) -> li
 
 
 @cache
-def corpus() -> tuple[tuple[RandomProgram, Case], ...]:
-    """Return the programs, each with its case, which is traced once."""
-    return _with_cases(draws(61)[1:])  # the first draw is the simplest program
+def corpus(count: int = 60) -> tuple[tuple[RandomProgram, Case], ...]:
+    """Return the first programs, each with its case, which is traced once."""
+    return _with_cases(draws(count + 1)[1:])  # the first draw is the simplest program
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -56,8 +57,7 @@ def gradients_of(closed: Any, args: Sequence[Any], mode: str | None = None) -> G
         return "no inexact result"
     expected = NO_DERIVATIVE + (NO_DERIVATIVE_OF_REFS if has_refs(closed) else ())
     # Compiled as a whole, unless XLA's CSE could change the order of effects.
-    whole = function if closed.effects else jax.jit(function)
-    return derivative_of(whole, primals, mode, expected)
+    return derivative_of(function, primals, mode, expected, compiled=not closed.effects)
 
 
 def stepwise_gradients(
@@ -94,18 +94,23 @@ def derivative_of(
     primals: list[Any],
     mode: str | None = None,
     expected: tuple[type[Exception], ...] = NO_DERIVATIVE,
+    *,
+    compiled: bool = False,
 ) -> Gradients | str:
     """Return the derivative of a function of inexact arrays to a list of them, as `gradients_of`.
 
-    `expected` has the errors that JAX may raise if there is none.
+    `expected` has the errors that JAX may raise if there is none. If `compiled`, the derivative is
+    one program: the function and its pullback on their own would be two.
     """
     failure: Exception | None = None
     for name, derivative in (("reverse", reverse), ("forward", _forward)):
         if mode not in (None, name):
             continue
+        run = partial(derivative, function)
         try:
             with recording():
-                return Gradients(name, jax.block_until_ready(derivative(function, primals)))
+                values = (jax.jit(run) if compiled else run)(primals)
+                return Gradients(name, jax.block_until_ready(values))
         except expected as error:
             failure = failure or error
         except jax.errors.JaxRuntimeError as error:

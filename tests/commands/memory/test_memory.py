@@ -350,7 +350,10 @@ def test_symbolic_sizes_are_refused():
     assert memory(program.apply("specialize(n=4, d=8)")).argument_bytes == 2 * 4 * 4 * 8
 
 
-def test_exponentially_nested_calls_are_analyzed_fast():
+def test_exponentially_nested_calls_are_analyzed_fast(monkeypatch):
+    # Bodies of up to so many equations are opened, at each level.
+    monkeypatch.setattr("jaxprtool.analysis.kernels.MOST_OPENED", 500)
+
     def doubled(f):
         return jax.jit(lambda x: f(x) + f(x * 2))
 

@@ -628,6 +628,7 @@ def prove_random(number, case):
     return outcome if outcome == "refused" else "split"
 
 
+@pytest.mark.proof  # drawing the corpus takes two CPU seconds
 @pytest.mark.parametrize("chunk", range(2))
 def test_random_programs_split(chunk):
     outcomes = prove_corpus(8, prove_random, start=chunk, step=2)

@@ -9,7 +9,7 @@ passes and binds.
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, product
 from operator import attrgetter
@@ -17,7 +17,7 @@ from string import ascii_lowercase
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.dataflow import DataFlow, DefUse
+from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.regions import regions
@@ -276,7 +276,10 @@ class _Finder:
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
         """Return the named values of the equations of a jaxpr, and their names."""
         numbers = [*map(self._number, jaxpr.eqns)]
-        uses = DefUse(jaxpr.eqns).uses
+        readers: dict[int, list[int]] = defaultdict(list)
+        for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
+            for atom in eqn.invars:
+                readers[identity(atom)].append(number)
         named = []
         for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
             hints = self._own[number] or self._given[number]
@@ -289,7 +292,7 @@ class _Finder:
                 if names := self._given[number]:
                     name = names[i] if len(names) == len(eqn.outvars) else None
                 else:
-                    name = self._name(number, result, *(numbers[r] for r, _ in uses.get(var, ())))
+                    name = self._name(number, result, *readers.get(identity(var), ()))
                 if name:
                     named.append((var, name))
         return named

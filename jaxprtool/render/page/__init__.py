@@ -37,6 +37,7 @@ from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import BEHIND, Root, frames_now
 from jaxprtool.ir.notation import tokens
 from jaxprtool.ir.notation.layout import Selection
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import (
     NamedValue,
     Program,
@@ -119,6 +120,7 @@ class _Tab(NamedTuple):
     heated: bool = False
 
 
+@without_collector()
 def program_page(
     states: Sequence[PageState],
     options: ShowOptions,

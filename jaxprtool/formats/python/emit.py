@@ -48,6 +48,7 @@ from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.custom_rules import are_stubs, rules_followed
 from jaxprtool.ir.dtypes import x64_enabled
 from jaxprtool.ir.equations import has_64_bit_types, type_of
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, require_program
 from jaxprtool.ir.symbols import names_of
 from jaxprtool.ir.trees import filled
@@ -129,7 +130,8 @@ def _source(module: PythonModule) -> Iterator[str]:
     wide = x64_enabled() or has_64_bit_types(program.jaxpr)
     settings = jaxcompat.default_settings(x64=wide)
     called = call_signature(program)
-    with settings, jaxcompat.axes_bound(program.axis_env), rules_followed():
+    axes = jaxcompat.axes_bound(program.axis_env)
+    with settings, axes, rules_followed(), without_collector():
         name = module.claim(program.name)
         main, notes = _main(module, name, called)
         functions = [define(module, *queued, module.names(), 0) for queued in module.queued()]

@@ -121,6 +121,7 @@ class PythonModule:
         self._kept: list[AnyJaxpr] = []
         self._contexts: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._symbols: dict[str, str] = {}
+        self._numbered: dict[str, Iterator[str]] = {}
 
     # --- names --------------------------------------------------------------------------------
 
@@ -130,7 +131,8 @@ class PythonModule:
 
     def claim(self, hint: str) -> str:
         """Return a name in the module that no function uses for a local name."""
-        for name in numbered(hint):
+        # A name that was taken once is taken for good, so the next search goes on behind it.
+        for name in self._numbered.setdefault(hint, numbered(hint)):
             is_free = name in self._reserved or name not in self._taken
             if is_free and name not in self._everywhere and name not in RESERVED:
                 self._taken.add(name)

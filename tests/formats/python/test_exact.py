@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxprtool import trace
 from jaxprtool.formats.python.emit import python_parts, to_python
+from jaxprtool.formats.python.layout import LocalNames
 from jaxprtool.ir.equivalence import structural_difference
 from tests.formats.python.emitting import defined, emitted
 
@@ -168,3 +169,18 @@ def test_a_large_constant_is_never_in_memory_as_a_whole():
     assert sum(parts) > 2 * weights.nbytes and max(parts) < weights.nbytes
     assert peak < weights.nbytes * 2
     assert np.array_equal(defined(to_python(program), program.name)(weights), weights * weights)
+
+
+def test_names_are_found_in_linear_time():
+    class Counted(set):
+        asked = 0
+
+        def __contains__(self, name):
+            self.asked += 1
+            return super().__contains__(name)
+
+    outer = Counted()
+    names = LocalNames(outer, set())
+    assert [names.claim("step") for _ in range(3)] == ["step", "step_2", "step_3"]
+    assert len({names.claim("step") for _ in range(500)}) == 500
+    assert outer.asked <= 510

@@ -11,9 +11,6 @@ from .api.program import (
     show as show,
 )
 from .api.program import (
-    trace as trace,
-)
-from .api.program import (
     unzip as unzip,
 )
 from .api.program import (
@@ -55,6 +52,7 @@ from .ir.program import Programs as Programs
 from .ir.ragged import Ragged as Ragged
 from .loading.example import example as example
 from .loading.example import static as static
+from .loading.trace import trace as trace
 from .passes.cleanup.dce import dce_jaxpr as dce_jaxpr
 from .passes.framework import Pass as Pass
 from .passes.framework import Pipeline as Pipeline

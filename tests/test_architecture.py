@@ -234,7 +234,7 @@ def test_a_program_has_its_methods_wherever_it_comes_from(tmp_path):
     jaxprtool.write(jaxprtool.trace(lambda x: x + 1, 1.0), path)
     code = f"import jaxprtool; jaxprtool.read({str(path)!r}).apply('dce')"
     subprocess.run([sys.executable, "-c", code], check=True)
-    code = "from jaxprtool.loading.trace import trace; program = trace(lambda x: x + 1, 1.0);"
+    code = "import jaxprtool; program = jaxprtool.trace(lambda x: x + 1, 1.0);"
     code += "assert 'add' in str(program) and '1' in repr(program) and program._repr_html_();"
     code += "assert 'jaxprtool.api.program' not in __import__('sys').modules;"
     subprocess.run([sys.executable, "-c", code + "program.apply('dce')"], check=True)

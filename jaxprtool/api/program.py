@@ -15,7 +15,7 @@ from jaxprtool.api.targets import find_entry
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats import lowering
 from jaxprtool.formats.lowering import XlaComputation
-from jaxprtool.ir.program import Program, Programs
+from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import filled
 from jaxprtool.loading.target import methods_hint
 from jaxprtool.loading.trace import (
@@ -28,8 +28,6 @@ from jaxprtool.loading.trace import (
 )
 from jaxprtool.passes.unzip import Unzip
 from jaxprtool.primitives import VARIABLE
-
-__all__ = ["Program", "Programs", "load", "show", "trace", "unzip"]
 
 P = ParamSpec("P")
 

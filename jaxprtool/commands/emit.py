@@ -307,13 +307,15 @@ def _print(programs: list[tuple[str, Program]], emission: Emission) -> None:
         )
     mark = "#" if emission.format in (Format.python, Format.jaxpr) else "//"
     for i, (name, program) in enumerate(programs):
-        content = emission.content(program)
-        if isinstance(content, bytes):
-            sys.stdout.flush()
-            sys.stdout.buffer.write(content)
-            continue
-        title = f"{mark} {name}\n" if len(programs) > 1 else ""
-        output.write_exactly(("\n" if i else "") + title + content)
+        parts = emission.parts(program)
+        if len(programs) > 1:
+            output.write_exactly(("\n" if i else "") + f"{mark} {name}\n")
+        for part in parts:
+            if isinstance(part, bytes):
+                sys.stdout.flush()
+                sys.stdout.buffer.write(part)
+            else:
+                output.write_exactly(part)
 
 
 @document(optional=("text", "path", "bytes"))

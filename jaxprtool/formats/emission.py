@@ -7,7 +7,7 @@ help.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -177,6 +177,14 @@ class Emission:
                 frames.texts(eqn)  # JAX writes the lines itself; this cites their files
         with source_paths_without(frames.folders()):
             return self._lowered(program, path)
+
+    def parts(self, program: Program) -> Iterable[str | bytes]:
+        """Return `content` in parts that need not be in memory together."""
+        if self.format is Format.python:
+            from jaxprtool.formats.python.emit import python_parts
+
+            return python_parts(program, self.callbacks, self._source)
+        return [self.content(program)]
 
     def _lowered(self, program: Program, path: str) -> str | bytes:
         from jaxprtool.formats import lowering

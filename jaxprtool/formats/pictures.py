@@ -35,6 +35,7 @@ from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.names import UserNames
 from jaxprtool.ir.notation.signatures import Notation
 from jaxprtool.ir.places import BEHIND
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, ProgramSignature, path_parts, program_signature
 from jaxprtool.ir.regions import holds_jaxpr
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, name_stack
@@ -225,6 +226,7 @@ _LAYERS = {"argument": "arguments", "constant": "constants", "result": "results"
 _SEPARATOR, _STAND_IN = "/", ": "
 
 
+@without_collector()
 def model_explorer(program: Program) -> str:
     """Return a program as the text of a Model Explorer file."""
     about = program_signature(program)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -52,21 +52,30 @@ from jaxprtool.jaxcompat.opaque import OpaquePrimitive
 # JAX's type checker, for jaxprs and for one equation, and the registered primitives.
 
 
-def registered_primitives() -> dict[str, Primitive]:
+def registered_primitives() -> Mapping[str, Primitive]:
     """Return the primitives that JAX can run, differentiate or check, also plug-ins', by name."""
-    tables: list[Iterable[Any]] = [
+    return _primitives_by_name(*map(len, _tables_of_primitives()))
+
+
+@lru_cache(maxsize=1)
+def _primitives_by_name(*sizes: int) -> Mapping[str, Primitive]:
+    """Return all primitives in JAX's tables, which have these sizes now and only grow."""
+    return {
+        primitive.name: primitive
+        for table in _tables_of_primitives()
+        for primitive in table
+        if not isinstance(primitive, MarkedCall | OpaquePrimitive)
+    }
+
+
+def _tables_of_primitives() -> list[Collection[Any]]:
+    return [
         mlir._lowerings,
         *mlir._platform_specific_lowerings.values(),
         ad.primitive_jvps,
         core.custom_typechecks,
         pe.dce_rules,
     ]
-    return {
-        primitive.name: primitive
-        for table in tables
-        for primitive in table
-        if not isinstance(primitive, MarkedCall | OpaquePrimitive)
-    }
 
 
 #: Checks the body of a call, for the `check_jaxpr` that is running in this thread.

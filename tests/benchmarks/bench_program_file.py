@@ -3,8 +3,8 @@
 Each program is written with `program_file_text` and read with `parse_program`, alternating with
 `str(jaxpr)`, which only prints, and with the serialize and deserialize of `jax.export` of the same
 program. Medians are compared. The export itself is timed once: it lowers the program, eliminates
-dead code and makes the bytes, which serialize only puts into a container. The parsed program must
-be equivalent to the original.
+dead code and makes the bytes, which serialize only puts into a container. The last two columns are
+the bytes of the files. The parsed program must be equivalent to the original.
 """
 
 from __future__ import annotations
@@ -32,18 +32,21 @@ from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program
 from tests.benchmarks.models import synthetic, transformer_gradient
 
-COLUMNS = ("program", "equations", "write", "read", "str", "serialize", "deserialize", "(export)")
+COLUMNS = (
+    *("program", "equations", "write", "read", "str", "serialize", "deserialize", "(export)"),
+    *("kB", "export kB"),
+)
 
 
 def seconds(function: Callable[[], Any]) -> float:
     gc.collect()
-    start = time.perf_counter()
+    start = time.process_time()
     function()
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def medians(functions: Sequence[Callable[[], Any]], repeat: int) -> list[float]:
-    """Return the median time of each function, in seconds. The functions alternate."""
+    """Return the median CPU time of each function, in seconds. The functions alternate."""
     times = [[seconds(function) for function in functions] for _ in range(repeat)]
     return [statistics.median(column) for column in zip(*times, strict=True)]
 
@@ -60,14 +63,14 @@ def exported(program: Program) -> export.Exported:
     return export.export(jax.jit(jaxcompat.jaxpr_as_fun(program.jaxpr)))(*types)
 
 
-def measure(program: Program, repeat: int) -> list[float]:
-    """Return median seconds: writing, reading, `str`, serializing, deserializing an export."""
+def measure(program: Program, repeat: int) -> tuple[list[float], list[int]]:
+    """Return median seconds, in the order of the columns, and the bytes of both files."""
     written = program_file_text(program)
     assert structural_difference(program, parse_program(written, "f.jaxpr")) is None
     jaxpr = jaxcompat.open_jaxpr(program.jaxpr)
-    start = time.perf_counter()
+    start = time.process_time()
     artifact = exported(program)
-    taken = time.perf_counter() - start
+    taken = time.process_time() - start
     data = artifact.serialize()
     functions: list[Callable[[], Any]] = [
         lambda: program_file_text(program),
@@ -76,7 +79,7 @@ def measure(program: Program, repeat: int) -> list[float]:
         artifact.serialize,
         lambda: export.deserialize(data),
     ]
-    return [*medians(functions, repeat), taken]
+    return [*medians(functions, repeat), taken], [len(written.encode()), len(data)]
 
 
 def main() -> None:
@@ -86,13 +89,14 @@ def main() -> None:
     table = Table(title=f"program files, medians in milliseconds (JAX {jax.__version__})")
     for name in COLUMNS:
         table.add_column(name, justify="left" if name == "program" else "right")
-    sizes = [n for n in (10**3, 10**4, 3 * 10**4, 10**5) if n <= options.max]
+    counts = [n for n in (10**3, 10**4, 3 * 10**4, 10**5) if n <= options.max]
     programs = [("transformer gradient", as_program(transformer_gradient()))]
-    programs += [("synthetic", as_program(synthetic(n))) for n in sizes]
+    programs += [("synthetic", as_program(synthetic(n))) for n in counts]
     for name, program in programs:
         size = len(program.jaxpr.eqns)
-        times = measure(program, max(3, min(15, 10**5 // size)))
-        table.add_row(name, f"{size:,}", *[f"{time * 1e3:.1f}" for time in times])
+        times, sizes = measure(program, max(3, min(15, 10**5 // size)))
+        kilobytes = [f"{size / 1e3:,.0f}" for size in sizes]
+        table.add_row(name, f"{size:,}", *[f"{time * 1e3:.1f}" for time in times], *kilobytes)
         table.add_row("", "ratio to write", *[f"{time / times[0]:.2f}" for time in times])
     Console(width=120).print(table)
 

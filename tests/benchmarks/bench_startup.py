@@ -3,16 +3,16 @@
     python tests/benchmarks/bench_startup.py [rounds]
 
 Help and completion may take 0.15 s more than `python -c pass`, and showing a small function 0.15 s
-more than importing JAX and tracing it. The commands alternate, so that other load slows them all
-alike. The minimum of each is compared, since load can only add time.
+more than importing JAX and tracing it. The times are CPU seconds. The minimum of each is compared,
+since load can only add time.
 """
 
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 ALLOWED = 0.15
@@ -23,7 +23,10 @@ import jax.numpy as jnp
 def f(x):
     return jnp.sin(x) * 2
 """
-TRACE = "import jax, small; print(jax.make_jaxpr(small.f)(jax.ShapeDtypeStruct((8,), 'float32')))"
+SHAPE = "jax.ShapeDtypeStruct((8,), 'float32')"
+TRACE = f"import jax, small; print(jax.make_jaxpr(small.f)({SHAPE}))"
+TOOL = f"import jax, jaxprtool, small; print(jaxprtool.trace(small.f, {SHAPE}))"
+JITTED = "import jax, small; jax.jit(small.f)(1.0)"
 
 
 def python(*arguments: str) -> list[str]:
@@ -43,18 +46,23 @@ def completion(*words: str) -> tuple[list[str], dict[str, str]]:
     return tool(), environment
 
 
-BARE, WITH_JAX = "python -c pass", "import jax, and trace"
+BARE, WITH_JAX, SCRIPT = "python -c pass", "import jax, and trace", "a script of one jit"
 
 #: Name, command, additional environment variables, and the command to compare with.
 CASES: list[tuple[str, list[str], dict[str, str], str | None]] = [
     (BARE, python("-c", "pass"), {}, None),
     ("--help", tool("--help"), {}, BARE),
-    *((f"{c} --help", tool(c, "--help"), {}, BARE) for c in ("show", "opt", "run", "passes")),
+    *((f"{c} --help", tool(c, "--help"), {}, BARE) for c in ("show", "opt", "run", "explain")),
     ("complete a command", *completion("s"), BARE),
     ("complete a target", *completion("show", "small.py", ":"), BARE),
     ("complete a pass", *completion("opt", "small.py:f", "-p", "d"), BARE),
     (WITH_JAX, python("-c", TRACE), {}, None),
     ("show", tool("show", "small.py:f", "--args", "f32[8]"), {}, WITH_JAX),
+    ("jaxprtool.trace", python("-c", TOOL), {}, WITH_JAX),
+    ("explain", tool("explain"), {}, WITH_JAX),
+    ("explain a pass", tool("explain", "simplify"), {}, WITH_JAX),
+    (SCRIPT, python("script.py"), {}, None),
+    ("record", tool("record", "--overwrite", "script.py"), {}, SCRIPT),
 ]
 
 
@@ -63,18 +71,26 @@ def measure(rounds: int) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name, *_ in CASES}
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "small.py").write_text(SMALL)
+        Path(folder, "script.py").write_text(JITTED)
         for _ in range(rounds):
             for name, command, environment, _ in CASES:
-                start = time.perf_counter()
+                before = children()
                 subprocess.run(
                     command,
                     cwd=folder,
                     env={**os.environ, **environment},
                     stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
                     check=True,
                 )
-                times[name].append(time.perf_counter() - start)
+                times[name].append(children() - before)
     return times
+
+
+def children() -> float:
+    """Return the CPU seconds of all child processes so far."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def main() -> None:
@@ -86,10 +102,10 @@ def main() -> None:
     for name, _, _, base in CASES:
         median = statistics.median(measured[name])
         more = f"{best[name] - best[base]:.3f}" if base else ""
-        beside = {None: "", BARE: "bare Python", WITH_JAX: "JAX and tracing"}[base]
+        beside = {BARE: "bare Python", WITH_JAX: "JAX and tracing", SCRIPT: "the script"}
         allowed = f"{ALLOWED:.2f}" if base else ""
-        row = f"| {name:<22} | {best[name]:6.3f} | {median:8.3f} | {beside:<15} | {more:>6} |"
-        print(f"{row} {allowed:>7} |")
+        row = f"| {name:<22} | {best[name]:6.3f} | {median:8.3f} | {beside.get(base, ''):<15} |"
+        print(f"{row} {more:>6} | {allowed:>7} |")
 
 
 if __name__ == "__main__":

@@ -724,7 +724,7 @@ def work_by_equation(program: Program | AnyJaxpr) -> dict[int, Work]:
                 by_eqn[id(eqn)].append(work)
             for inner in item.bodies:
                 runs[inner] += runs[outer] * item.devices * runs_of(item.held)
-    return {key: total(works) for key, works in by_eqn.items()}
+    return {key: total(works) if len(works) > 1 else works[0] for key, works in by_eqn.items()}
 
 
 def with_time(group: Group, device: DeviceSpec) -> Group:

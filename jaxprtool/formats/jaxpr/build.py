@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import chain
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
@@ -237,7 +238,7 @@ class FileBuilder:
             self._around.append(_only_with_place(name, info))
             read = self._read(tree.operation, scope)
             self._around.pop()
-        key = *(id(atom.aval) for atom in operands), None, *tree.types
+        key = *map(id, map(_aval_of, operands)), None, *tree.types
         like = read.checked.get(key)
         if like is None:
             like = self._checked(tree, operands, read)
@@ -253,9 +254,9 @@ class FileBuilder:
                 raise self._bound_twice(name, position)
             variable = env[name] = Var(var.aval)
             results.append(variable)
-        info = self.source_infos[tree.comment]
-        eqn = JaxprEqn(operands, results, like.primitive, like.params, like.effects, info, like.ctx)
-        if like.primitive.name in RULE_CHECKS and not jaxcompat.is_opaque(like):
+        primitive, info = like.primitive, self.source_infos[tree.comment]
+        eqn = JaxprEqn(operands, results, primitive, like.params, like.effects, info, like.ctx)
+        if primitive.name in RULE_CHECKS and not jaxcompat.is_opaque(like):
             self._waiting.append(partial(self._check_rules, tree, eqn))
         return eqn
 
@@ -538,6 +539,9 @@ def _said(error: Exception) -> str:
     if not text or not isinstance(error, ValueError | TypeError | NotImplementedError):
         return f"it does not take these operands and parameters ({described(error)})"
     return text if len(text) <= 300 else text[:297] + "..."
+
+
+_aval_of = attrgetter("aval")
 
 
 def _is_ref(atom: Atom) -> bool:

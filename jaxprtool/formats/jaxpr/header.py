@@ -475,6 +475,8 @@ def read_stacks(
 # or, for libraries, to the folder of installed packages on the reading machine. A comment that
 # names none of these files, or has another form, is an ordinary comment.
 
+_FUNCTION = re.compile(r" \([^()]*\)")
+
 #: The frames of an equation, outermost first, and the name scopes around it.
 Location: TypeAlias = tuple[tuple[UserFrame, ...], str]
 
@@ -506,8 +508,10 @@ class LocationComments:
         self._given = {var: name for var, name in names.items() if var not in unread}
         self._reader = frames_now(roots, chosen=False)
         self._names: dict[tuple[str, bool], str | None] = {}
-        self._comments: dict[Hashable, tuple[str, ...]] = {}
+        self._comments: dict[tuple[str | None, ...], tuple[str, ...]] = {}
+        self._scopes: dict[int, str] = {}
         self._frames: dict[object, str] = {}
+        self._written: set[str] = set()
         self._stacks = StackWriter()
 
     @property
@@ -527,37 +531,49 @@ class LocationComments:
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
-        info = eqn.source_info
-        names = tuple(self._given.get(var, "_") for var in eqn.outvars)
-        key = identity(info.traceback), identity(info.name_stack), names
-        if key not in self._comments:
-            scope = _scope_text(jaxcompat.name_stack(eqn))
-            parts = [self._frame(eqn) if self._source else "", f"in {scope}" if scope else ""]
-            parts.append(f"as {', '.join(names)}" if set(names) - {"_"} else "")
-            text = " ".join(filter(None, parts))
-            self._comments[key] = (f"# {text}",) if text else ()
-        return self._comments[key]
+        frames = self._shown_frames(eqn) if self._source else ""
+        stack = eqn.source_info.name_stack
+        scope = self._scopes.get(identity(stack))
+        if scope is None:
+            scope = self._scopes[identity(stack)] = _scope_text(jaxcompat.name_stack(eqn))
+        key = frames, scope, *map(self._given.get, eqn.outvars)
+        comment = self._comments.get(key)
+        if comment is None:
+            names = [name or "_" for name in key[2:]]
+            parts = frames, f"in {scope}" if scope else "", f"as {', '.join(names)}"
+            text = " ".join(filter(None, parts if set(names) - {"_"} else parts[:2]))
+            comment = self._comments[key] = (f"# {text}",) if text else ()
+        return comment
 
-    def _frame(self, eqn: JaxprEqn) -> str:
+    def _shown_frames(self, eqn: JaxprEqn) -> str:
+        """Return the frames of an equation; without functions if a line above has them."""
         traceback = eqn.source_info.traceback
-        if traceback not in self._frames:
-            self._frames[traceback] = self._place(eqn)
-        return self._frames[traceback]
+        text = self._frames.get(traceback)
+        if text is None:
+            text, entry = self._place(eqn)
+            self._frames[traceback] = text
+            if entry:  # which has the functions, too
+                self._frames[traceback] = f"{_FUNCTION.sub('', text)} from {entry}"
+                text = f"{text} from {entry}"
+            if text in self._written:
+                return self._frames[traceback]
+            self._written.add(text)
+        return text
 
-    def _place(self, eqn: JaxprEqn) -> str:
+    def _place(self, eqn: JaxprEqn) -> tuple[str, str]:
+        """Return the frames to show, and the entry of their call stack if there are more."""
         frames = self._reader.of(eqn)
         if not frames:
-            return ""
+            return "", ""
         nearest = self._reader.nearest(frames)
         # All that the user's own frame calls is written as a library's, and read as such.
         libraries = [i < nearest or not self._reader.is_users(f.file) for i, f in enumerate(frames)]
         shown = dict.fromkeys((nearest, 0))
         text = BEHIND.join(filter(None, (self._frame_text(frames[i], libraries[i]) for i in shown)))
         if not text or len(frames) == len(shown):
-            return text
+            return text, ""
         texts = map(partial(self._frame_text, ends=True), frames, libraries)
-        entry = self._stacks.entry([*filter(None, texts)])
-        return f"{text} from {entry}" if entry else text
+        return text, self._stacks.entry([*filter(None, texts)])
 
     def _frame_text(self, frame: UserFrame, library: bool, ends: bool = False) -> str:
         name = self._file(frame.file, library)

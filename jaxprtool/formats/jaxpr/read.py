@@ -157,7 +157,8 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
         axis_env=header.axis_env,
         roots=() if sources is None else (sources,),
     )
-    program = program.replace(bounds=_bounds(source, file, program, header, types))
+    if header.bounds:
+        program = program.replace(bounds=_bounds(source, file, program, header, types))
     if header.jit is None:
         return program
     try:

@@ -44,17 +44,23 @@ _HEAD_TEXT = (
     rf"{_PRIMITIVE}(?:\[[^][{{}}'\"]*+(?:\[[^][{{}}'\"]*+\][^][{{}}'\"]*+)*+\])?+(?![\w\[])"
 )
 
-_EQUATION = re.compile(rf"[\s;]*+({_NAME}):({DENSE_TYPE}) = ({_HEAD_TEXT})")
-_OPERANDS = re.compile(
+_OPERANDS_TEXT = (
     rf"(?:\s++(?:{_NUMBER}:{DENSE_TYPE}(?![\w\[{{@<])"
     rf"|(?!in\s*+\(){_NAME}(?![-.\[(]|\s*+[:=])))*+"
 )
+_LITERAL_START = r"\s*+(?:[-+.\d'\"(\[]|(?:nan|inf|True|False|None)\b|(?!in\()[\w.]++\()"
+
+#: A whole equation that binds one variable and has no other operands, the usual case.
+_EQUATION = re.compile(
+    rf"[\s;]*+({_NAME}):({DENSE_TYPE}) = ({_HEAD_TEXT})({_OPERANDS_TEXT})(?!{_LITERAL_START})"
+)
+_OPERANDS = re.compile(_OPERANDS_TEXT)
 _HEAD = re.compile(rf"\s*+({_HEAD_TEXT})")
 _BARE_HEAD = re.compile(rf"\s*+({_PRIMITIVE})(\[?)")
 _BINDER = re.compile(rf"\s*+({_NAME})\s*+:\s*+({ANY_TYPE})")
 _UNTYPED = re.compile(rf"\s*+({_NAME})(?=\s*+=)")
 _ATOM_NAME = re.compile(rf"\s*+({_NAME})(?!\(|\s*+:)")
-_LITERAL = re.compile(r"\s*+(?=[-+.\d'\"(\[]|(?:nan|inf|True|False|None)\b|[\w.]++\()")
+_LITERAL = re.compile(rf"(?={_LITERAL_START})")
 _LITERAL_TYPE = re.compile(rf"\s*+:\s*+({ANY_TYPE})")
 _PARAMETER = re.compile(r"\s*+(@?[^\W\d]\w*+)\s*+=(?!=)\s*+")
 _BEFORE_JAXPR = re.compile(rf"\s*+(?=\{{\s*+lambda\b)|\s++(?={_NAME}(?!\s*+=))")
@@ -259,8 +265,8 @@ class _Parser:
         arguments = self._binders()
         self._expect(_LET, "a variable with its type, or '. let'")
         equations: list[EquationSyntax] = []
-        while not self._take(_END_OF_EQUATIONS):
-            equations.append(self._equation())
+        while equation := self._equation():
+            equations.append(equation)
         results_at = self.at
         results = self._results()
         self._expect(_BRACE, "'}'")
@@ -302,20 +308,22 @@ class _Parser:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self) -> EquationSyntax:
+    def _equation(self) -> EquationSyntax | None:
+        """Parse the next equation, or the end of the equations, for which the result is None."""
         match = _EQUATION.match(self.text, self.at)
         if match is None:
-            return self._unusual_equation()
-        name, type_, head = match.groups()
-        equation = EquationSyntax(match.start(1), _NO_OPERATION, [name], [type_], [], 0)
+            return None if self._take(_END_OF_EQUATIONS) else self._unusual_equation()
+        name, type_, head, operands = match.groups()
+        operation = self._operations.get(head) or self._plain_operation(head, match.start(3))
+        equation = EquationSyntax(
+            match.start(1), operation, [name], [type_], operands.split(), match.start(4)
+        )
         self.equations.append(equation)
-        operation = self._operations.get(head)
-        equation.operation = operation or self._plain_operation(head, match.start(3))
-        self._operands(equation, match.end())
+        self.at = match.end()
         return equation
 
     def _unusual_equation(self) -> EquationSyntax:
-        """Parse an equation with no or several outvars, or with jaxprs or strings in it."""
+        """Parse an equation with no or several outvars, or with jaxprs, strings or arrays in it."""
         self._take(_SEPARATOR)
         equation = EquationSyntax(self.at, _NO_OPERATION, [], [], [], 0)
         self.equations.append(equation)
@@ -347,7 +355,7 @@ class _Parser:
         equation.operands_at = at
         equation.operands = match.group().split()
         self.at = match.end()
-        while _LITERAL.match(self.text, self.at) and not _IN.match(self.text, self.at):
+        while _LITERAL.match(self.text, self.at):
             equation.operands.append(self._literal())
             more = _OPERANDS.match(self.text, self.at)
             assert more

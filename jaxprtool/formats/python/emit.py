@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -42,12 +42,13 @@ from jaxprtool.formats.python.expressions import (
     plain_text,
 )
 from jaxprtool.formats.python.layout import INDENT, definition, statement
-from jaxprtool.formats.python.module import PythonModule
+from jaxprtool.formats.python.module import HexRows, Line, PythonModule
 from jaxprtool.formats.python.rules import arrays, calls, effects  # noqa: F401  (they fill the table)
 from jaxprtool.formats.python.rules.table import python_rules
 from jaxprtool.ir.custom_rules import are_stubs, rules_followed
 from jaxprtool.ir.dtypes import x64_enabled
 from jaxprtool.ir.equations import has_64_bit_types, type_of
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, require_program
 from jaxprtool.ir.symbols import names_of
 from jaxprtool.ir.trees import filled
@@ -79,7 +80,12 @@ def to_python(
     """
     require_program(program)
     file = None if constants is None else lambda names: constants
-    return _source(PythonModule(program, file, are_stubs(callbacks), source))
+    return "".join(_source(PythonModule(program, file, are_stubs(callbacks), source)))
+
+
+def python_parts(program: Program, callbacks: str, source: bool) -> Iterator[str]:
+    """Return what `to_python` does in parts, of which only the one that is read is in memory."""
+    return _source(PythonModule(program, None, are_stubs(callbacks), source))
 
 
 def write_python(
@@ -108,7 +114,7 @@ def write_modules(
         name = check_path(path)
         file = None if is_stream(name) else partial(constants_file, name)
         module = PythonModule(program, file, are_stubs(callbacks), source)
-        texts.append(ProgramText(name, _source(module), module.arrays))
+        texts.append(ProgramText(name, "".join(_source(module)), module.arrays))
     # A module reads its constants only once, some time after its import starts.
     write_texts(texts, keep_previous=True)
 
@@ -118,13 +124,14 @@ _NEEDS_X64 = "It needs 64-bit types: jax_enable_x64 must be set."
 _STORED = "STORED = np.load(Path(__file__).resolve().with_name({file}))"
 
 
-def _source(module: PythonModule) -> str:
-    """Return the text of a module, independent of the process's JAX configuration."""
+def _source(module: PythonModule) -> Iterator[str]:
+    """Return the parts of the text of a module, independent of the process's JAX configuration."""
     program = module.program
     wide = x64_enabled() or has_64_bit_types(program.jaxpr)
     settings = jaxcompat.default_settings(x64=wide)
     called = call_signature(program)
-    with settings, jaxcompat.axes_bound(program.axis_env), rules_followed():
+    axes = jaxcompat.axes_bound(program.axis_env)
+    with settings, axes, rules_followed(), without_collector():
         name = module.claim(program.name)
         main, notes = _main(module, name, called)
         functions = [define(module, *queued, module.names(), 0) for queued in module.queued()]
@@ -141,8 +148,10 @@ def _source(module: PythonModule) -> str:
         *notes,
         '"""',
     ]
-    parts = [header, _imports(module.roots), *module.helpers.values(), module.definitions, main]
-    return _joined([part for part in (*parts, *functions) if part])
+    helpers = module.helpers.values()
+    parts: list[Sequence[Line]] = [header, _imports(module.roots), *helpers]
+    parts += module.definitions, main, *functions
+    return _texts([part for part in parts if part])
 
 
 def _main(module: PythonModule, name: str, called: CallSignature) -> tuple[list[str], list[str]]:
@@ -189,13 +198,21 @@ def _imports(roots: set[str]) -> list[str]:
 _STANDARD = ("from collections", "from functools", "from pathlib")
 
 
-def _joined(parts: list[list[str]]) -> str:
-    """Return the joined parts of a module, with two blank lines around functions, else one."""
+def _texts(parts: list[Sequence[Line]]) -> Iterator[str]:
+    """Yield a module in its parts, with two blank lines around functions, else one."""
     lines = list(parts[0])
     for previous, part in itertools.pairwise(parts):
-        functions = any(line.startswith("def ") for line in (*previous, *part))
+        functions = any(isinstance(p, str) and p.startswith("def ") for p in (*previous, *part))
         lines += [*([""] * (1 + functions)), *part]
-    return "\n".join(lines) + "\n"
+    texts: list[str] = []
+    for line in lines:
+        if isinstance(line, HexRows):
+            yield "".join(texts)
+            yield from line.texts()
+            texts = []
+        else:
+            texts.append(f"{line}\n")
+    yield "".join(texts)
 
 
 # --- jit ------------------------------------------------------------------------------------------

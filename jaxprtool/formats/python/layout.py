@@ -220,6 +220,7 @@ class LocalNames:
         self._outer = outer
         self._everywhere = everywhere
         self._letters = _letters()
+        self._numbered: dict[str, Iterator[str]] = {}
 
     def fresh(self) -> str:
         """Return the next free name of a, b, c, …, z, aa, ab and so on."""
@@ -230,7 +231,8 @@ class LocalNames:
 
     def claim(self, hint: str) -> str:
         """Return `hint` as an identifier, with a number after it if it is taken."""
-        return self.take(next(filter(self._is_free, numbered(hint))))
+        names = self._numbered.setdefault(hint, numbered(hint))
+        return self.take(next(filter(self._is_free, names)))
 
     def unused(self) -> str:
         """Return the name of unused values: `_`, or `__` if a variable is called `_`."""

@@ -6,8 +6,9 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -96,7 +97,7 @@ class PythonModule:
         self.file = file
         self.stub_callbacks = stub_callbacks
         self.arrays: dict[str, np.ndarray] = {}
-        self.definitions: list[str] = []
+        self.definitions: list[Line] = []
         self.helpers: dict[str, list[str]] = {}
         self.templates = TextTemplates(self, sizes_by_symbol(program.in_avals))
         #: The settings around functions that are defined now.
@@ -121,6 +122,7 @@ class PythonModule:
         self._kept: list[AnyJaxpr] = []
         self._contexts: dict[tuple[int, bool], tuple[str, ...]] = {}
         self._symbols: dict[str, str] = {}
+        self._numbered: dict[str, Iterator[str]] = {}
 
     # --- names --------------------------------------------------------------------------------
 
@@ -130,7 +132,8 @@ class PythonModule:
 
     def claim(self, hint: str) -> str:
         """Return a name in the module that no function uses for a local name."""
-        for name in numbered(hint):
+        # A name that was taken once is taken for good, so the next search goes on behind it.
+        for name in self._numbered.setdefault(hint, numbered(hint)):
             is_free = name in self._reserved or name not in self._taken
             if is_free and name not in self._everywhere and name not in RESERVED:
                 self._taken.add(name)
@@ -347,13 +350,16 @@ _MOST_ELEMENTS, MOST_BYTES = 16, 2048
 #: Stores an array in the file next to the module, and returns the expression that reads it.
 Store = Callable[[np.ndarray], Expression]
 
+#: A line of a module, or lines that are made when they are written.
+Line: TypeAlias = "str | HexRows"
 
-def definition_of(name: str, value: Any, scope: NameScope, store: Store | None) -> list[str]:
+
+def definition_of(name: str, value: Any, scope: NameScope, store: Store | None) -> list[Line]:
     """Return the lines that define a constant; large ones are passed to `store`, if given."""
     if isinstance(value, jax.Ref):  # with its current value
         new_ref = call("jax.new_ref", Name(name))
         lines = definition_of(name, value[...], scope, store)
-        return lines + statement(f"{name} = ", pieces_of(new_ref, scope), "", 0)
+        return [*lines, *statement(f"{name} = ", pieces_of(new_ref, scope), "", 0)]
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         return _keys(name, value, scope, store)
     if is_foreign(value.dtype):
@@ -371,7 +377,7 @@ def definition_of(name: str, value: Any, scope: NameScope, store: Store | None) 
             sharding=None,
         )
         lines = definition_of(name, strong, scope, store)
-        return lines + statement(f"{name} = ", pieces_of(bind, scope), "", 0)
+        return [*lines, *statement(f"{name} = ", pieces_of(bind, scope), "", 0)]
     data = np.asarray(value)
     if data.dtype == jax.dtypes.float0:
         expression: Expression = call("np.zeros", data.shape, data.dtype)
@@ -381,10 +387,10 @@ def definition_of(name: str, value: Any, scope: NameScope, store: Store | None) 
         expression = call("jnp.asarray", store(data))
     else:
         return _bytes(name, data, scope)
-    return statement(f"{name} = ", pieces_of(expression, scope), "", 0)
+    return [*statement(f"{name} = ", pieces_of(expression, scope), "", 0)]
 
 
-def _keys(name: str, value: Any, scope: NameScope, store: Store | None) -> list[str]:
+def _keys(name: str, value: Any, scope: NameScope, store: Store | None) -> list[Line]:
     words = f"{name}_DATA"
     implementation = jaxcompat.key_implementation(value.dtype).name
     scope.mention("jax.random")
@@ -394,19 +400,32 @@ def _keys(name: str, value: Any, scope: NameScope, store: Store | None) -> list[
     ]
 
 
-def _bytes(name: str, data: np.ndarray, scope: NameScope) -> list[str]:
+def _bytes(name: str, data: np.ndarray, scope: NameScope) -> list[Line]:
     from_hex = scope.helper(FROM_HEX)
-    text = data.tobytes().hex()
-    width = WIDTH - 2 * len(INDENT)
-    rows = [f"{INDENT}{text[i : i + width]}" for i in range(0, len(text), width)]
     dtype = "".join(map(str, pieces_of(dtype_name(data.dtype), scope)))
     shape = [f"{INDENT}{size}," for size in data.shape]
     return [
         f"{name} = {from_hex}(",
         f'{INDENT}"""',
-        *rows,
+        HexRows(data),
         f'{INDENT}""",',
         f"{INDENT}{dtype},",
         *shape,
         ")",
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class HexRows:
+    """Lines with the bytes of an array, which are made when they are written."""
+
+    data: np.ndarray
+
+    def texts(self) -> Iterator[str]:
+        """Yield the lines, up to a megabyte at a time."""
+        width = WIDTH // 2 - len(INDENT)
+        data = np.ascontiguousarray(self.data).reshape(-1).view(np.uint8)
+        step = width << 14
+        for start in range(0, data.size, step):
+            rows = data[start : start + step].tobytes().hex("\n", -width)
+            yield f"{INDENT}{rows}\n".replace("\n", f"\n{INDENT}").removesuffix(INDENT)

@@ -9,7 +9,7 @@ passes and binds.
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count, product
 from operator import attrgetter
@@ -17,10 +17,10 @@ from string import ascii_lowercase
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.dataflow import DataFlow, DefUse
+from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.frames import Root, frames_now
-from jaxprtool.ir.regions import regions
+from jaxprtool.ir.regions import Region, regions
 from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
@@ -195,11 +195,13 @@ class UserNames(VariableNames):
                 for _, body in inside:
                     if body not in scopes:
                         scopes[body] = Counter(taken)
-                        if len(callers[body]) == 1:
-                            self._follow_flattened(eqn, body, scopes[body])
+                        inside_of = regions(eqn) if len(callers[body]) == 1 else None
+                        region = None if inside_of is None else inside_of.region_of(body)
+                        if region is not None:
+                            self._follow_flattened(eqn, body, region, scopes[body])
                         self._assign_names(_parameters(body), scopes[body])
-                        if len(callers[body]) == 1:
-                            self._follow_captured(eqn, body, scopes[body])
+                        if region is not None:
+                            self._follow_captured(eqn, body, region, scopes[body])
         self.fresh = fresh_names(set().union(*scopes.values()))
 
     def follow_call(self, eqn: JaxprEqn, body: Jaxpr) -> None:
@@ -216,29 +218,24 @@ class UserNames(VariableNames):
                 scope[name] += 1
                 self.spaced[identity(var)] = f" {name}"
 
-    def _follow_flattened(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
+    def _follow_flattened(
+        self, eqn: JaxprEqn, body: Jaxpr, region: Region, scope: Counter[str]
+    ) -> None:
         """Give the arrays of a flattened model the names of their operands outside."""
-        inside = regions(eqn)
-        region = None if inside is None else inside.region_of(body)
-        if region is None:
-            return
-        operands = dict(zip(body.invars, region.ins, strict=True))
-        for var, name in _parameters(body):
-            outer = self.spaced.get(identity(eqn.invars[operands[var]]), "")[1:]
-            if outer and _FLATTENED.match(name):
+        flattened = [(var, name) for var, name in _parameters(body) if _FLATTENED.match(name)]
+        operands = dict(zip(body.invars, region.ins, strict=True)) if flattened else {}
+        for var, _ in flattened:
+            if outer := self.spaced.get(identity(eqn.invars[operands[var]]), "")[1:]:
                 self._assign_names([(var, outer)], scope)
 
-    def _follow_captured(self, eqn: JaxprEqn, body: Jaxpr, scope: Counter[str]) -> None:
+    def _follow_captured(
+        self, eqn: JaxprEqn, body: Jaxpr, region: Region, scope: Counter[str]
+    ) -> None:
         """Give loop-invariant arguments of a body the names of their operands outside."""
-        inside = regions(eqn)
-        region = None if inside is None else inside.region_of(body)
-        if region is not None:
-            for var, operand, same in zip(
-                body.invars, region.ins, region.loop_invariant, strict=True
-            ):
-                name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
-                if same and name and name not in scope:
-                    self._assign_names([(var, name)], scope)
+        for var, operand, same in zip(body.invars, region.ins, region.loop_invariant, strict=True):
+            name = self.spaced.get(identity(eqn.invars[operand]), "")[1:]
+            if same and name and name not in scope:
+                self._assign_names([(var, name)], scope)
 
 
 def source_names(root: Jaxpr, roots: Sequence[Root]) -> dict[Var, str]:
@@ -276,7 +273,10 @@ class _Finder:
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
         """Return the named values of the equations of a jaxpr, and their names."""
         numbers = [*map(self._number, jaxpr.eqns)]
-        uses = DefUse(jaxpr.eqns).uses
+        readers: dict[int, list[int]] = defaultdict(list)
+        for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
+            for atom in eqn.invars:
+                readers[identity(atom)].append(number)
         named = []
         for eqn, number in zip(jaxpr.eqns, numbers, strict=True):
             hints = self._own[number] or self._given[number]
@@ -289,7 +289,7 @@ class _Finder:
                 if names := self._given[number]:
                     name = names[i] if len(names) == len(eqn.outvars) else None
                 else:
-                    name = self._name(number, result, *(numbers[r] for r, _ in uses.get(var, ())))
+                    name = self._name(number, result, *readers.get(identity(var), ()))
                 if name:
                     named.append((var, name))
         return named

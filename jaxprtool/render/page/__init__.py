@@ -16,7 +16,7 @@ import re
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby, pairwise, takewhile
 from operator import add
@@ -38,6 +38,7 @@ from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation import tokens
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.places import BEHIND
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import (
     NamedValue,
     Program,
@@ -120,6 +121,7 @@ class _Tab(NamedTuple):
     heated: bool = False
 
 
+@without_collector()
 def program_page(
     states: Sequence[PageState],
     options: ShowOptions,
@@ -284,13 +286,62 @@ def environment() -> Environment:
     )
     env.filters |= {
         "bytes": in_bytes,
+        "cite": _cited,
         "duration": duration,
+        "heat": _heat_element,
         "plural": plural,
         "printable": _text,
+        "row": _row_element,
         "unbroken": _unbroken,
     }
     return env
 
+
+def _row_element(row: EquationRow, tag: str, at: str, titles: bool) -> Markup:
+    """Return an equation as an element: a page has one for each, so no macro makes them."""
+    about = f' id="{at}e{row.place}"'
+    if row.mark or row.is_long:
+        about += f' class="{row.mark}{" long" if row.is_long else ""}"'
+    if row.scope:
+        about += f' data-scope="{escape("/".join(row.scope))}"'
+    if titles and (row.source or row.scope):
+        lines = filter(None, (row.source.text, row.source.behind) if row.source else ())
+        about += f' title="{escape(BEHIND.join(lines))} {escape("/".join(row.path))}"'
+    added = '<ins title="added">+</ins>' if "added" in row.mark else ""
+    removed = f'<del title="to be removed">{_MINUS}</del>' if "removed" in row.mark else ""
+    inside = f" <small>{plural(row.inside, 'equation')}</small>" if row.inside else ""
+    cited = f" {_cited(row.source, row.repeats, behind=True)}" if row.source else ""
+    code = f"<code>{added}{removed}{row.text}{inside}</code>"
+    return Markup(f"<{tag}{about}>{code}{cited}{_heat_element(row.heat, titles)}</{tag}>")
+
+
+def _cited(place: SourceLink, repeats: bool = False, behind: bool = False) -> Markup:
+    """Return a source location, as a link to its line if its file is on the page."""
+    text = escape(place.text)
+    link = f'<a href="#{place.line}">{text}</a>' if place.line else f"<bdi>{text}</bdi>"
+    library = f"<span>{BEHIND}<bdi>{escape(place.behind)}</bdi></span>"
+    more = library if place.behind and behind else ""
+    repeated = ' class="q"' if repeats else ""
+    return Markup(f"<cite{repeated}>{link}{more}</cite>")
+
+
+def _heat_element(heat: Heat | None, titles: bool) -> Markup:
+    """Return the bars of a cost, if it has a visible share of the program's."""
+    if heat is None or titles:
+        return Markup()
+    shares = heat.flops_percent, heat.bytes_percent
+    if max(shares) < _LEAST_SHARE:
+        return Markup()
+    flops, moved = (f"{share:.1f}%" if share >= _LEAST_SHARE else "" for share in shares)
+    style = "--f:{:.0f};--b:{:.0f}".format(*shares)
+    data = f'value="{escape(heat.text)}" data-f="{flops}" data-b="{moved}"'
+    return Markup(f'<data {data} style="{style}"></data>')
+
+
+_MINUS = "\N{MINUS SIGN}"
+
+#: The least share of a cost that is shown, in percent.
+_LEAST_SHARE = 0.05
 
 #: A word that browsers break after a slash.
 _PATH = re.compile(r"(?<!\S)(?=\S*/)\S{1,60}(?!\S)")
@@ -875,7 +926,11 @@ class Heats:
 
 def sum_of(heats: Iterable[Heat | None]) -> Heat | None:
     """Return the sum of costs; None if zero or unknown."""
-    amounts = [astuple(heat) for heat in heats if heat is not None]
+    amounts = [
+        (heat.flops, heat.bytes, heat.flops_percent, heat.bytes_percent)
+        for heat in heats
+        if heat is not None
+    ]
     return Heat(*map(sum, zip(*amounts, strict=True))) if amounts else None
 
 

@@ -16,6 +16,7 @@ from jaxprtool.errors import ProgramFileError
 from jaxprtool.formats.jaxpr.header import DEEPEST
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.write import program_file_text
+from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.scopes import ScopePaths
 from jaxprtool.loading.trace import trace
 
@@ -66,6 +67,18 @@ def test_layers_in_a_loop_share_their_entries():
 
 def test_a_function_without_calls_has_no_table():
     assert table(program_file_text(trace(lambda x: jnp.tanh(x) + 1.0, X))) == ""
+
+
+def test_a_line_that_is_shown_again_has_its_functions_in_the_table_alone():
+    program = trace(net, X)
+    written = program_file_text(program)
+    lines = [line.partition("# ")[2] for line in written.splitlines() if "tanh" in line]
+    assert "(Linear.__call__)" in lines[0] and "(Linear" not in lines[2]
+    assert lines[2] == lines[0].replace(" (Linear.__call__)", "")
+    read = parse_program(written, "net.jaxpr")
+    frames = [frames_now().of(eqn) for eqn in read.jaxpr.eqns if eqn.primitive.name == "tanh"]
+    assert [f.function for f in frames[0]] == [f.function for f in frames[2]]
+    assert program_file_text(read) == written
 
 
 def test_a_stack_that_is_too_deep_is_omitted():

@@ -1,5 +1,6 @@
 """Parts of a program that JAX's functions would add, reorder or omit round-trip exactly."""
 
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from jax import lax
 
 from jaxprtool import trace
+from jaxprtool.formats.python.emit import python_parts, to_python
+from jaxprtool.formats.python.layout import LocalNames
 from jaxprtool.ir.equivalence import structural_difference
 from tests.formats.python.emitting import defined, emitted
 
@@ -154,3 +157,30 @@ def test_only_out_of_order_parts_are_staged() -> None:
 
     source, _ = emitted(trace(loop, X, X, Y, Y))
     assert "lax.stage" not in source
+
+
+def test_a_large_constant_is_never_in_memory_as_a_whole():
+    weights = np.arange(2**20, dtype=np.float32)
+    program = trace(lambda x: x * weights, weights)
+    tracemalloc.start()
+    parts = [len(part) for part in python_parts(program, "refuse", True)]
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert sum(parts) > 2 * weights.nbytes and max(parts) < weights.nbytes
+    assert peak < weights.nbytes * 2
+    assert np.array_equal(defined(to_python(program), program.name)(weights), weights * weights)
+
+
+def test_names_are_found_in_linear_time():
+    class Counted(set):
+        asked = 0
+
+        def __contains__(self, name):
+            self.asked += 1
+            return super().__contains__(name)
+
+    outer = Counted()
+    names = LocalNames(outer, set())
+    assert [names.claim("step") for _ in range(3)] == ["step", "step_2", "step_3"]
+    assert len({names.claim("step") for _ in range(500)}) == 500
+    assert outer.asked <= 510

@@ -426,12 +426,12 @@ def _(op: Operation, *inits: Any) -> Any:
     cond, body = op.body(0), op.body(1)
     trips = _trip_count(op, inits)
     if trips is not None:
-        return _Counted(op, inits, trips).scan(inits)
+        return _CountedLoop(op, inits, trips).scan(inits)
     values = tuple(forced(value) for value in inits)
     return lax.while_loop(lambda xs: cond(*xs)[0], lambda xs: tuple(body(*xs)), values)
 
 
-class _Counted:
+class _CountedLoop:
     """A loop with a counter, whose body may read or write a row of an array in each iteration.
 
     `lax.scan` slices and stacks such arrays itself. Other arrays that the body does not change are

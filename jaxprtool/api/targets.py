@@ -232,13 +232,13 @@ def _program(target: str, data: bytes, args: str | None) -> Program:
     # Most targets are functions; import the readers only for a file.
     from jaxprtool.formats.jaxpr.read import is_program, parse_program, read
     from jaxprtool.formats.lowering import is_exported, read_exported
-    from jaxprtool.formats.stablehlo import is_module, read_module_program
+    from jaxprtool.formats.stablehlo import is_stablehlo, read_module_program
 
     if target.endswith(NOTEBOOK):
         raise TargetError(f"{_shown(target)} is a notebook, not a program", NOTEBOOK_HINT)
     if is_exported(data):
         return read_exported(data, _shown(target))
-    if is_module(data):
+    if is_stablehlo(data):
         shapes = None
         if args is not None:  # a module may leave sizes open
             shapes = [jax.numpy.shape(leaf) for leaf in jax.tree.leaves(argspec.read_args(args))]

@@ -13,7 +13,7 @@ from jaxprtool.errors import ArgumentsError, ProgramFileError, UnsupportedError
 from jaxprtool.extend import rule
 from jaxprtool.formats import lowering
 from jaxprtool.formats.lowering import exported, read_exported
-from jaxprtool.formats.stablehlo import is_module, read_module_program, stablehlo_rules
+from jaxprtool.formats.stablehlo import is_stablehlo, read_module_program, stablehlo_rules
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import top_jaxpr, type_check
 from jaxprtool.ir.regions import view
@@ -312,7 +312,7 @@ def test_text_and_bytecode_are_read_by_name(tmp_path):
         ("a.mlir", lowering.stablehlo(program).encode()),
         ("a.mlirbc", lowering.stablehlo_bytecode(program)),
     ):
-        assert is_module(data)
+        assert is_stablehlo(data)
         path = tmp_path / name
         path.write_bytes(data)
         assert names(jaxprtool.read(path)) == ["sin", "mul"]

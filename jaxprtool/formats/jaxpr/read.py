@@ -63,9 +63,9 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
     name = os.fsdecode(path)
     data, version = _contents(name)
     if not is_program(data):
-        from jaxprtool.formats.stablehlo import is_module, read_module_program
+        from jaxprtool.formats.stablehlo import is_stablehlo, read_module_program
 
-        if is_module(data):
+        if is_stablehlo(data):
             return read_module_program(data, name)
     while True:
         try:

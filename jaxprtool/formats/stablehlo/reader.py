@@ -170,7 +170,7 @@ _BYTECODE = b"ML\xefR"
 _TEXT = re.compile(rb"\s*(//[^\n]*\n\s*)*(module\b|func\.func\b|#loc|#\w+ =|\"builtin\.module\")")
 
 
-def is_module(data: bytes) -> bool:
+def is_stablehlo(data: bytes) -> bool:
     """Return True if these bytes begin like an MLIR module, in text or bytecode."""
     return data.startswith(_BYTECODE) or _TEXT.match(data) is not None
 
@@ -401,6 +401,12 @@ class ModuleReader:
         if jaxpr is None:
             raise UnsupportedError(f"{self.path}: the function '{name}' calls itself")
         return jaxcompat.call_jit(jaxpr, name, args)
+
+    def run_function(self, name: str, args: Sequence[Any]) -> list[Any]:
+        """Return the results of a call of a function, in place of the call."""
+        function = self.functions[name]
+        self._locate(function)
+        return self.run(self._block_of(function), function, *args)
 
     def _traced(self, function: Any, avals: Sequence[Any]) -> ClosedJaxpr:
         name, block = function.attributes["sym_name"].value, self._block_of(function)
@@ -784,7 +790,7 @@ def _frame(place: Any, function: str) -> UserFrame:
 
 
 #: What JAX's lowering puts between the name of a loop or branch and those of its body.
-_OF_BODY = re.compile(r"body|cond|branch_\d+_fun")
+_OF_BODY = re.compile(r"body|cond|branch_\d+_fun|eval_jaxpr|closed_call")
 
 
 def _scope(names: Sequence[str], outer: Sequence[str] | None) -> str:
@@ -793,7 +799,7 @@ def _scope(names: Sequence[str], outer: Sequence[str] | None) -> str:
     if outer is not None:
         if scopes[: len(outer)] == [*outer] and outer:
             scopes = scopes[len(outer) :]
-            if scopes and _OF_BODY.fullmatch(scopes[0]):
+            while scopes and _OF_BODY.fullmatch(scopes[0]):
                 del scopes[0]
         elif not outer and scopes and scopes[0].startswith(("jit(", "pjit(", "pmap(")):
             del scopes[0]

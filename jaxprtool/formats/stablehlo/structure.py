@@ -7,6 +7,7 @@ general primitives. What is recovered computes the same bits.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
@@ -424,13 +425,13 @@ def _flipped(bits: Any) -> Any:
 def _(op: Operation, *inits: Any) -> Any:
     cond, body = op.body(0), op.body(1)
     trips = _trip_count(op, inits)
+    if trips is not None:
+        return _CountedLoop(op, inits, trips).scan(inits)
     values = tuple(forced(value) for value in inits)
-    if trips is None:
-        return lax.while_loop(lambda xs: cond(*xs)[0], lambda xs: tuple(body(*xs)), values)
-    return _Counted(op, inits, trips).scan(values)
+    return lax.while_loop(lambda xs: cond(*xs)[0], lambda xs: tuple(body(*xs)), values)
 
 
-class _Counted:
+class _CountedLoop:
     """A loop with a counter, whose body may read or write a row of an array in each iteration.
 
     `lax.scan` slices and stacks such arrays itself. Other arrays that the body does not change are
@@ -451,8 +452,7 @@ class _Counted:
         self.steps = _steps(self.block)
         self.arguments = [*self.block.arguments]
         self.ends = [*self.steps[-1].operands]
-        test = _compare_of(op.block(0))
-        self.counter = [*op.block(0).arguments].index(test.operands[0])
+        self.counter = [*op.block(0).arguments].index(_steps(op.block(0))[-2].operands[0])
         self.reverse = False
         self.reads: dict[Any, int] = {}
         self.writes: dict[Any, tuple[int, Any]] = {}
@@ -482,19 +482,18 @@ class _Counted:
             by_position = dict(zip(sliced, rows, strict=True))
             for result, position in self.reads.items():
                 shape = reader.type_of(result.type).shape
-                row = by_position[position]
-                reader.values[result] = row if row.shape == shape else lax.reshape(row, shape)
+                reader.values[result] = _shaped(by_position[position], shape)
             reader.values.update(dict.fromkeys(self.writes))
             with reader.skipping(self.skipped):
                 results = reader.run(self.block, self.op.op, *args)
             stacked = [
-                lax.reshape(forced(reader.values[row]), inits[position].shape[1:])
+                _shaped(forced(reader.values[row]), inits[position].shape[1:])
                 for position, row in self.writes.values()
             ]
             return [results[i] for i in carried], stacked
 
-        start = [inits[i] for i in carried]
-        rows = [inits[i] for i in sliced]
+        start = [forced(inits[i]) for i in carried]
+        rows = [forced(inits[i]) for i in sliced]
         last, stacked = lax.scan(step, start, rows, self.trips, reverse=self.reverse)
         results = [*inits]
         for i, value in zip(carried, last, strict=True):
@@ -502,7 +501,7 @@ class _Counted:
         for (position, _), value in zip(self.writes.values(), stacked, strict=True):
             results[position] = value
         if not counted:
-            results[self.counter] = np.array(self.trips, inits[self.counter].dtype)[()]
+            results[self.counter] = np.array(self.trips, inits[self.counter].scalar.dtype)[()]
         return results
 
     # --- rows -----------------------------------------------------------------------------------
@@ -564,6 +563,10 @@ class _Counted:
         skipped = self.skipped if skipped is None else skipped
         users = [getattr(use.owner, "operation", use.owner) for use in counter.uses]
         return not all(user.results and user.results[0] in skipped for user in users)
+
+
+def _shaped(x: Any, shape: Sequence[int]) -> Any:
+    return x if np.shape(x) == tuple(shape) else lax.reshape(x, shape)
 
 
 _OF_INDICES = ("stablehlo.add", "stablehlo.subtract", "stablehlo.constant")
@@ -717,7 +720,14 @@ def _as_int(bound: Any) -> int | None:
 @rule(stablehlo_rules, "func.call")
 @lazy
 def _(op: Operation, *operands: Any) -> Any:
-    return op.reader.call(op.take("callee"), [forced(x) for x in operands])
+    name = op.take("callee")
+    if _OF_LOOPS.fullmatch(name):
+        return op.reader.run_function(name, operands)
+    return op.reader.call(name, [forced(x) for x in operands])
+
+
+#: Functions that JAX makes of the bodies of loops when it lowers them.
+_OF_LOOPS = re.compile(r"closed_call(_\d+)?")
 
 
 @rule(stablehlo_rules, "stablehlo.composite")

@@ -52,11 +52,7 @@ def test_jaxs_test_programs():
 @pytest.mark.parametrize("file", first_and_proofs(sample_files()))
 def test_samples(file):
     programs = sample_programs(file)
-<<<<<<< HEAD
-    assert all(prove(sample) for sample in share(programs) or programs)
-=======
     assert all(map(prove, share(programs) or programs))
->>>>>>> stablehlo
 
 
 def test_random_programs():

@@ -20,11 +20,12 @@ from typing import Any
 
 import jax
 from jax._src import config, tree_util
-from jax._src.state.types import AbstractRef, TransformedRef
+from jax._src.state.types import TransformedRef
 from jax.extend.core import ClosedJaxpr, Jaxpr, Primitive
 from jax.tree_util import PyTreeDef
 
 from jaxprtool.jaxcompat.jaxprs import (
+    AbstractRef,
     AnyJaxpr,
     Aval,
     Params,

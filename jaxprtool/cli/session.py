@@ -204,7 +204,8 @@ class FunctionOptions:
         options.target_argument(
             "TARGET",
             "The function: package.module:function or path/file.py:function; or a program: "
-            "file.jaxpr, run/step of a recorded run, or - for stdin; run/step:loss is loss in it.",
+            "file.jaxpr, model.mlir, run/step of a recorded run, or - for stdin; run/step:loss is "
+            "loss in it.",
         ),
     ]
     args: Annotated[

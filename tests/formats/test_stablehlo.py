@@ -163,6 +163,18 @@ def test_constants_of_all_types():
     prove(fun, X)
 
 
+def test_constants_at_the_end_of_a_module():
+    text = module(
+        "%c = stablehlo.constant dense_resource<blob> : tensor<3xf32>\n"
+        "%y = stablehlo.add %x, %c : tensor<3xf32>\nreturn %y : tensor<3xf32>"
+    )
+    blob = "0x04000000" + np.arange(3, dtype=np.float32).tobytes().hex()
+    end = f'{{-# dialect_resources: {{ builtin: {{ blob: "{blob}" }} }} #-}}'
+    assert read_module_program(text + end.encode())(jnp.ones(3)).tolist() == [1, 2, 3]
+    with pytest.raises(UnsupportedError, match="left out of the file"):
+        read_module_program(text.replace(b"blob", b"__elided__"))
+
+
 # --- names and lines ------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from tests.programs.samples import sample_files
 from tests.share import first_and_proofs, share
 
 #: Operations that are refused by name.
-REFUSED = ("@ApproxTopK", "stablehlo.select_and_scatter", "a Python function", "by tokens")
+REFUSED = ("@ApproxTopK", "a Python function", "by tokens")
 
 
 def raw(value):

@@ -20,6 +20,7 @@ from jax.extend.mlir.dialects import sdy as sdy_dialect
 from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from jaxprtool import jaxcompat
 from jaxprtool.formats.stablehlo.operations import (
     BINARY,
     Choice,
@@ -256,7 +257,22 @@ def _(op: Operation, x: Any, source: Any, init: Any) -> Any:
     x, source = forced(x), forced(source)
     if select is not None and is_sum and isinstance(init, Splat) and init.scalar == 0:
         return primitives.select_and_scatter_add_p.bind(source, x, select_prim=select, **window)
-    raise op.refused("only the largest or smallest element of a window, and sums, are supported")
+    return primitives.select_and_scatter_p.bind(
+        x,
+        source,
+        forced(init),
+        select_jaxpr=_of_scalars(op.body(0), x.dtype),
+        select_consts=(),
+        scatter_jaxpr=_of_scalars(op.body(1), x.dtype),
+        scatter_consts=(),
+        **window,
+    )
+
+
+def _of_scalars(body: Callable[..., list[Any]], dtype: Any) -> Any:
+    """Return a region of two scalars as the open jaxpr that primitives of `lax` take."""
+    scalar = jax.ShapeDtypeStruct((), dtype)
+    return jaxcompat.open_jaxpr(jax.make_jaxpr(lambda x, y: body(x, y)[0])(scalar, scalar))
 
 
 def _comparison(block: Any) -> Any | None:
@@ -307,15 +323,12 @@ def _(op: Operation, *values: Any) -> Any:
     named = combiner(block)
     if named in _SCATTERS:
         return _SCATTERS[named](x, indices, updates, dimensions, **options)
-    body = op.body()
-    scalar = jax.core.ShapedArray((), x.dtype)
-    jaxpr = jax.make_jaxpr(lambda old, new: body(old, new)[0])(scalar, scalar)
     return primitives.scatter_p.bind(
         x,
         indices,
         updates,
         dimension_numbers=dimensions,
-        update_jaxpr=getattr(jaxpr, "jaxpr", jaxpr),
+        update_jaxpr=_of_scalars(op.body(), x.dtype),
         update_consts=(),
         **options,
     )
@@ -843,7 +856,7 @@ def _lapack(*names: str) -> Callable[[Any], Any]:
                     for name in attribute_names(read)
                     if isinstance(read[name], ir.IntegerAttr) and read[name].value > 9
                 }
-            results = function(op, options, *operands)
+            results = None if 0 in operands[0].shape else function(op, options, *operands)
             if results is None:
                 return _custom_call(op, *operands)
             op.attributes.clear()

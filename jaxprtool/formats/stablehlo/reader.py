@@ -125,6 +125,11 @@ class Operation:
         attribute = self.attributes.pop(name, None)
         return default if attribute is None else self.reader.value_of(attribute)
 
+    def use_attributes_of_composite(self) -> None:
+        """Take the attributes of the operation that a composite stands for, for its own."""
+        inner = self.attributes.get("composite_attributes", {})
+        self.attributes = {name: inner[name] for name in attribute_names(inner)}
+
     def require(self, **values: Any) -> None:
         """Refuse the operation unless attributes have these values, or are absent."""
         for name, value in values.items():
@@ -500,6 +505,8 @@ class ModuleReader:
         if key not in self._rules:
             function = stablehlo_rules.get(key)
             self._rules[key] = function or stablehlo_rules.get(operation.name)
+        if operation.name == "stablehlo.composite" and stablehlo_rules.get(key) is not None:
+            operation.use_attributes_of_composite()
         return self._rules[key]
 
     # --- types and attributes -----------------------------------------------------------------

@@ -695,11 +695,13 @@ def _compare_of(block: Any) -> Any | None:
 
 
 def _constant(reader: Any, value: Any) -> int | None:
-    """Return the integer that a value of the module is; None if it is not constant."""
-    owner = value.owner
+    """Return the integer that all elements of a value are; None if it is not constant."""
+    owner = getattr(value.owner, "operation", value.owner)
+    if getattr(owner, "name", "") == "stablehlo.broadcast_in_dim":
+        return _constant(reader, owner.operands[0])
     if getattr(owner, "name", "") != "stablehlo.constant":
         return None
-    constant = reader.constant(getattr(owner, "operation", owner))
+    constant = reader.constant(owner)
     return int(constant.scalar) if isinstance(constant, Splat) else None
 
 
@@ -824,22 +826,11 @@ def _reports_only(op: Operation, position: int, direction: str = "EQ") -> bool:
     """Return True if a result of an operation is only compared with zero."""
     for use in op.op.results[position].uses:
         user = getattr(use.owner, "operation", use.owner)
-        if user.name != "stablehlo.compare" or _zero_of(user.operands[1]) != 0:
+        if user.name != "stablehlo.compare" or _constant(op.reader, user.operands[1]) != 0:
             return False
         if f"{direction}>" not in str(user.attributes["comparison_direction"]):
             return False
     return True
-
-
-def _zero_of(value: Any) -> int | None:
-    """Return the integer that a value is filled with; None if it is not constant."""
-    owner = getattr(value.owner, "operation", value.owner)
-    if getattr(owner, "name", "") == "stablehlo.broadcast_in_dim":
-        owner = getattr(owner.operands[0].owner, "operation", owner.operands[0].owner)
-    if getattr(owner, "name", "") != "stablehlo.constant":
-        return None
-    attribute = owner.attributes["value"]
-    return int(np.asarray(attribute).reshape(-1)[0]) if attribute.is_splat else None
 
 
 def _lapack(*names: str) -> Callable[[Any], Any]:
@@ -933,6 +924,23 @@ def _(op: Operation, options: Any, x: Any) -> Any:
 
 
 # --- shardings ------------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "@Sharding")
+def _(op: Operation, x: Any) -> Any:
+    """Return the operand: an annotation of the partitioner before Shardy, which has no mesh."""
+    op.attributes.clear()
+    return x
+
+
+@rule(
+    stablehlo_rules,
+    "@SPMDFullToShardShape",
+    "@SPMDShardToFullShape",
+    "@annotate_device_placement",
+)
+def _(op: Operation, *operands: Any) -> Any:
+    raise op.refused("it is for one of several devices or memories")
 
 
 @rule(stablehlo_rules, "sdy.sharding_constraint")

@@ -1481,4 +1481,50 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         x f32[4] => jax.vmap(jnp.sin)(jax.pure_callback(np.sin, x, x))
         """,
     ),
+    "JT604": (
+        """
+        w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.normal(random.key(0), x.shape)) @ w).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.normal(random.PRNGKey(0), x.shape)) @ w).sum())(w)
+        w f32[8], x f32[4,8] => jax.value_and_grad(lambda w: (x * random.bernoulli(random.key(1), 0.5, x.shape) @ w).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: jnp.square(x @ (w + random.uniform(random.key(3), w.shape))).sum())(w)
+        w f32[8] => jax.grad(lambda w: (w * random.normal(random.split(random.key(0))[1], w.shape)).sum())(w)
+        w f32[8] => jax.grad(lambda w: (w * random.normal(random.fold_in(random.key(0), 7), w.shape)).sum())(w)
+        w f32[8], x f32[4,8] => jax.jit(jax.grad(lambda w: ((x + random.normal(random.key(0), x.shape)) @ w).sum()))(w)
+        w f32[8], x f32[4,8] => jax.grad(jax.checkpoint(lambda w: ((x + random.normal(random.key(0), x.shape)) @ w).sum()))(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.truncated_normal(random.key(5), -1.0, 1.0, x.shape)) @ w).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.laplace(random.key(5), x.shape)) @ w).sum())(w)
+        w f32[8], x f32[4,8] => jax.vjp(lambda w: ((x + random.normal(random.key(0), x.shape)) @ w).sum(), w)[1](1.0)[0]
+        w f32[8] => jax.grad(lambda w: lax.fori_loop(0, 3, lambda i, v: v * random.normal(random.key(0), v.shape), w).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: lax.scan(lambda c, r: (c + (r * random.normal(random.key(0), r.shape)) @ w, None), 0.0, x)[0])(w)
+        w f32[8] => jax.grad(lambda w: (w * random.rademacher(random.key(0), w.shape, jnp.float32)).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: (x[random.permutation(random.key(0), 4)] @ w).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: ((x @ w)[random.randint(random.key(2), (2,), 0, 4)]).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: jnp.where(random.uniform(random.key(0), x.shape) < 0.9, x, 0.0).sum() * w.sum())(w)
+        w f32[8], x f32[4,8] => w - jax.grad(lambda w: jnp.square(x @ w + random.normal(random.key(0), (4,))).sum())(w)
+        w f32[8], x f32[4,8] => jax.vmap(lambda r: jax.grad(lambda w: ((r + random.normal(random.key(0), r.shape)) @ w))(w))(x)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: sum((x + random.normal(random.key(i), x.shape)) @ w for i in range(2)).sum())(w)
+        """,
+        """
+        k key(0), w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.normal(k, x.shape)) @ w).sum())(w)
+        k u32[2], w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.normal(k, x.shape)) @ w).sum())(w)
+        i i32[], w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.normal(random.key(i), x.shape)) @ w).sum())(w)
+        i i32[], w f32[8], x f32[4,8] => jax.grad(lambda w: ((x + random.normal(random.fold_in(random.key(0), i), x.shape)) @ w).sum())(w)
+        x f32[4,8] => x + random.normal(random.key(0), x.shape)
+        x f32[8] => random.normal(random.key(0), (8, 8)) @ x
+        k key(0), w f32[8] => jax.grad(lambda w: (w * random.normal(random.split(k)[1], w.shape)).sum())(w)
+        k key(0), w f32[8] => jax.grad(lambda w: (w * random.uniform(random.split(k, 3)[2], w.shape)).sum())(w)
+        k key(0), w f32[8], x f32[4,8] => jax.jit(jax.grad(lambda w: ((x + random.normal(k, x.shape)) @ w).sum()))(w)
+        k key(0), w f32[8], x f32[4,8] => jax.grad(jax.checkpoint(lambda w: ((x + random.normal(k, x.shape)) @ w).sum()))(w)
+        k key(0), w f32[8] => jax.grad(lambda w: lax.fori_loop(0, 3, lambda i, v: v * random.normal(random.fold_in(k, i), v.shape), w).sum())(w)
+        w f32[8] => jax.grad(lambda w: lax.fori_loop(0, 3, lambda i, v: v * random.normal(random.key(i), v.shape), w).sum())(w)
+        k key(0), w f32[8], x f32[4,8] => jax.grad(lambda w: lax.scan(lambda c, s: (c + (s[0] * random.normal(s[1], s[0].shape)) @ w, None), 0.0, (x, random.split(k, 4)))[0])(w)
+        s u32[], w f32[8] => jax.grad(lambda w: (w * random.normal(random.key(s + 1), w.shape)).sum())(w)
+        w f32[8], x f32[4,8] => jax.grad(lambda w: jnp.square(x @ w).sum())(w)
+        k key(0), w f32[8], x f32[4,8] => jax.grad(lambda w: (x[random.permutation(k, 4)] @ w).sum())(w)
+        k key(0), w f32[8], x f32[4,8] => jax.value_and_grad(lambda w: (x * random.bernoulli(k, 0.5, x.shape) @ w).sum())(w)
+        k key(0), w f32[8], x f32[4,8] => jax.vjp(lambda w: ((x + random.normal(k, x.shape)) @ w).sum(), w)[1](1.0)[0]
+        ks key<fry>[4], w f32[8], x f32[4,8] => jax.vmap(lambda k, r: jax.grad(lambda w: ((r + random.normal(k, r.shape)) @ w))(w))(ks, x)
+        x f32[4,8] => jnp.square(x + random.normal(random.key(0), x.shape)).sum()
+        """,
+    ),
 }

@@ -338,6 +338,72 @@ def reused_keys(program: LintedProgram) -> Iterator[Found]:
             )
 
 
+_CONSTANT_BAD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    def loss(w, x):
+        noise = jax.random.normal(jax.random.key(0), x.shape)  # JT604
+        return jnp.square((x + noise) @ w).mean()
+
+
+    @jaxprtool.example("f32[16]", "f32[64,16]")
+    def f(w, x):
+        return w - 0.1 * jax.grad(loss)(w, x)
+"""
+
+_CONSTANT_GOOD = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    def loss(w, x, key):
+        noise = jax.random.normal(key, x.shape)
+        return jnp.square((x + noise) @ w).mean()
+
+
+    @jaxprtool.example("f32[16]", "f32[64,16]", "key(0)")
+    def f(w, x, key):
+        return w - 0.1 * jax.grad(loss)(w, x, key)
+"""
+
+
+@lint_rule("JT604", "constant-noise", bad=_CONSTANT_BAD, good=_CONSTANT_GOOD, kind="wrong")
+def constant_noise(program: LintedProgram) -> Iterator[Found]:
+    """A training step draws the same random numbers in each call, because no argument is its key.
+
+    A key that is made of a number, or that the function closes over, is a constant of the compiled
+    function: dropout drops the same elements, and noise is a constant. The rule reports functions
+    that take a gradient. Parameters may be initialized with such a key.
+    """
+    seen = set[Hashable]()  # a checkpoint draws again for the backward pass
+    for node in program.nodes if program.has_backward else ():
+        place = program.frame(node)
+        if node.traits.draws and place not in seen and all(map(_is_constant, node.ins)):
+            seen.add(place)
+            yield Found(
+                node,
+                "these random numbers are the same in each call: their key is a constant",
+                "take the key as an argument, and split it or fold_in the number of the step",
+                "noise that is no noise",
+            )
+
+
+def _is_constant(value: Value) -> bool:
+    """Return True if no argument, loop or branch has a part in a value."""
+    reached = list(ancestors(value, _MOST_ALIKE))
+    return len(reached) < _MOST_ALIKE and not any(map(_varies, reached))
+
+
+def _varies(value: Value) -> bool:
+    """Return True for an argument of a scope that is not a constant, and a result of a loop."""
+    if value.node is not None:
+        return bool(value.node.inner)
+    is_argument = value.scope is not None and value.constant is None
+    return is_argument and value.outer is None
+
+
 def _reuse(
     program: LintedProgram, earlier: tuple[Node, Node | None], later: tuple[Node, Node | None]
 ) -> Found:

@@ -15,6 +15,7 @@ from jaxprtool.cli import app
 from jaxprtool.cli.main import main
 from jaxprtool.registry import command_info, commands, imported
 from tests.external import missing
+from tests.programs.modules import OLD
 from tests.share import share
 
 ROOT = Path(__file__).parents[2]
@@ -109,6 +110,34 @@ def examples():
                 yield line.strip()
 
 
+#: A function of the examples of `upgrade`.
+TRAIN = """
+import jax.numpy as jnp
+import jaxprtool
+
+@jaxprtool.example("f32[4,4]")
+def step(x):
+    return jnp.tanh(x @ x).sum()
+"""
+
+
+def write_modules(folder):
+    """Write folders of --xla_dump_to with a module."""
+    for name in ("dump", "old", "new"):
+        (folder / name).mkdir()
+        file = folder / name / "module_0001.jit_step.cpu_after_optimizations.txt"
+        file.write_text(OLD.replace("tanh(", "exponential(") if name == "new" else OLD)
+
+
+def write_interpreters(folder):
+    """Write the interpreters of two environments, which are this one."""
+    for name in ("old", "new"):
+        (folder / name / "bin").mkdir()
+        python = folder / name / "bin" / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+
+
 def test_each_command_has_an_example():
     ours = {name for name, command in commands().items() if command.run.startswith("jaxprtool.")}
     assert {line.split()[1] for line in examples()} >= ours - {"serve"}  # which reads stdin
@@ -123,6 +152,9 @@ def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")
     (tmp_path / "pyproject.toml").write_text(TARGETS)
+    (tmp_path / "train.py").write_text(TRAIN)
+    write_modules(tmp_path)
+    write_interpreters(tmp_path)
     files = set(os.listdir())
     if lacking := missing(*(program for sign, program in PROGRAMS.items() if sign in example)):
         pytest.skip(lacking)

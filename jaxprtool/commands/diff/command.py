@@ -163,7 +163,7 @@ def diff_command(
       jaxprtool opt samples/rnn.py:loss -o - | jaxprtool diff - samples/rnn.py:loss
       jaxprtool diff samples/rnn.py:loss -p grad -p "grad, dce" --stat
       jaxprtool diff samples/transformer.py:loss -p grad -p "grad, -O2" --measure
-      jaxprtool diff samples/transformer.py:train_step -p "" -p remat_scan --compiled
+      jaxprtool diff samples/transformer.py:train_step -p -O2 --compiled
       jaxprtool diff old/jit_step new/jit_step --kernels
     """
     rows = options.row_limit(top, all, None if pager else options.ROWS)

@@ -215,9 +215,11 @@ class WholeCheckpoint:
     def gradient(self, policy: Callable[..., Any]) -> ClosedJaxpr | None:
         """Return the gradient under a policy, as `joined_halves` does.
 
-        None if JAX splits a loop or branch by the policy, or if a result or a chosen argument has
-        no gradient.
+        None if JAX splits a loop or branch by the policy, if a result or a chosen argument has no
+        gradient, or if the call is JAX's new checkpoint, whose parameters are others.
         """
+        if "jaxpr" not in self._eqn.params:
+            return None
         jvp, halves = self._jvp, self._halves(policy)
         moving = [v for v, flag in zip(self._eqn.invars, self._tangents, strict=True) if flag]
         is_whole = moving == self._chosen and self._eqn.outvars == self._jaxpr.outvars

@@ -61,6 +61,7 @@ _MODULES = {
 } | {
     "jax._src.state.types.": "jax.ref",
     "jax.experimental.mosaic.gpu.core.": "jax.experimental.pallas.mosaic_gpu",
+    "jax.experimental.mosaic.gpu.fragmented_array.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.tcgen05.": "jax.experimental.pallas.mosaic_gpu",
     "jax.experimental.mosaic.gpu.launch_context.": "jax.experimental.pallas.mosaic_gpu",
 }

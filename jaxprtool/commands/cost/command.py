@@ -101,6 +101,8 @@ def cost_command(
             raise OutputError("--measure, --compiled and --pprof need a program, not an HLO module")
         from jaxprtool.commands.cost.modules import module_cost
 
+        if not stored.module.schedule:
+            output.note("before XLA's optimizations nothing is fused: the bytes are an upper bound")
         session.on_progress("counting")
         _write([with_times(module_cost(stored.module, by), on, seconds)], on, most, json)
         return

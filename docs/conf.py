@@ -38,7 +38,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(enum|traceback|FrameSummary|Number|MemoryNote|Observer|StructuredRule)\b.*"),
     ("py:.*", r"(jaxprtool\..*\.)?[A-Z]"),
     ("py:.*", r"jaxprtool\.(ir|jaxcompat|render|formats|loading|passes\.mapping)\..*"),
-    ("py:.*", r"jaxprtool\.commands\.lint\.graph\.SourceReader"),
+    ("py:.*", r"jaxprtool\.commands\.lint\.graph\.(SourceReader|LintedKernel)"),
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -56,6 +56,7 @@ ARGUMENTS = {
 #: The options that make commands compile, for a backend.
 COMPILING = {
     "diff": "--measure",
+    "memory": "--compiled",
     "outline": "--compile",
     "report": "--measure",
     "source": "--measure",

@@ -74,8 +74,9 @@ def is_hlo(target: str) -> bool:
         return any(_dumped(target))
     if os.path.isfile(target):
         return target.endswith(_SUFFIXES) and _has_module(target)
-    folder, _ = os.path.split(target)
-    return bool(folder) and os.path.isdir(folder) and any(_dumped(folder))
+    folder, name = os.path.split(target)
+    is_function = ".py" in name
+    return not is_function and os.path.isdir(folder) and any(_dumped(folder))
 
 
 def stored_module(target: str) -> StoredModule:

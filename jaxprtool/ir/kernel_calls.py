@@ -25,6 +25,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import fields_of, type_of, without_defaults
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat.kernels import PALLAS
 
 #: The names of the axes of a grid that has none.
 _AXES = "ijklmnop"
@@ -456,7 +457,7 @@ def _word(value: Any) -> str:
     return str(getattr(value, "value", value)).rpartition(".")[2].lower()
 
 
-#: The backend, by the part of a module's name between `jax._src.pallas` and the object's.
+#: The backend, by the part of a module's name between Pallas's own and the object's.
 _BACKENDS = {"mosaic": "tpu", "mosaic_gpu": "mosaic_gpu", "triton": "triton"}
 
 
@@ -464,7 +465,7 @@ def _backend(compiler_params: Any, avals: Sequence[Any]) -> str | None:
     record = fields_of(compiler_params)
     spaces = (type(getattr(aval, "memory_space", None)) for aval in avals)
     paths = [record[0]] if record else [f"{cls.__module__}." for cls in spaces]
-    parts = (path.removeprefix("jax._src.pallas.").partition(".")[0] for path in paths)
+    parts = (path.removeprefix(PALLAS).partition(".")[0] for path in paths)
     return next((_BACKENDS[part] for part in parts if part in _BACKENDS), None)
 
 

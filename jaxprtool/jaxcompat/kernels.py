@@ -35,12 +35,13 @@ from jaxprtool.jaxcompat.jaxprs import (
     replace_jaxpr,
 )
 
-_PALLAS = "jax._src.pallas."
+#: The start of the paths of Pallas's own objects.
+PALLAS = "jax._src.pallas."
 
 #: The modules that define the objects and primitives of kernels, and the public module of each.
 #: Importing that one registers the rules of its backend.
 _MODULES = {
-    f"{_PALLAS}{name}.": f"jax.experimental.pallas{public}"
+    f"{PALLAS}{name}.": f"jax.experimental.pallas{public}"
     for name, public in (
         ("core", ""),
         ("primitives", ""),
@@ -94,7 +95,7 @@ def kernel_object(path: str) -> Any:
     if cls.__module__ != module[:-1]:
         return None
     if isinstance(value, type):
-        if issubclass(value, import_module(f"{_PALLAS}core").AbstractSemaphoreTy):
+        if issubclass(value, import_module(f"{PALLAS}core").AbstractSemaphoreTy):
             return value()
         return value if _is_rebuildable(value) else None
     return value if isinstance(value, Enum) or name == "dynamic_grid_dim" else None

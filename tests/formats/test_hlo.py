@@ -84,3 +84,7 @@ def test_other_files_are_no_modules(tmp_path):
     (tmp_path / "notes.txt").write_text("HloModules are fine")
     assert not is_hlo(str(tmp_path)) and not is_hlo(str(tmp_path / "notes.txt"))
     assert not is_hlo("package.module:function") and not is_hlo(str(tmp_path / "x/y"))
+
+
+def test_a_script_beside_dumps_is_no_module(dump):
+    assert not is_hlo(f"{dump}/train.py:step")

@@ -173,7 +173,7 @@ class ModuleWork:
             parts.append(ModulePart(kernel, self._moved(kernel)))
         else:
             parts += self._read_by(kernel, fused)
-            parts += self._written_by(fused)
+            parts += self._written_by(kernel, fused)
         return tuple(part for part in parts if part.work is not NOTHING)
 
     def _product(self, op: Instruction) -> str:
@@ -230,7 +230,7 @@ class ModuleWork:
             stride, low, spread, dilation = (integer(window, n, 1 - (n == 3)) for n in (2, 3, 5, 6))
             sizes = left.sizes[i], right.sizes[j], op.shape.sizes[k]
             pairs *= multiplied_pairs(*sizes, stride, low, dilation, spread)
-        return pairs // max(integer(op.fields, 61, 1), 1)
+        return pairs
 
     def _fourier(self, op: Instruction) -> int:
         """Count 5 n log2(n) operations for n complex elements, and half of that for real ones."""
@@ -267,17 +267,16 @@ class ModuleWork:
         """Return the bytes that an instruction outside of fusions reads and writes."""
         if op.opcode.endswith(("-done", "-update")):
             return NOTHING
+        sizes = [_in_memory(self._operand(op, i)) for i in range(len(op.operands))]
         if op.opcode == "dynamic-update-slice":
-            update = self._operand(op, 1).bytes
-            return Work(bytes_read=update, bytes_written=update)
-        if op.opcode == "scatter":
-            updates = sum(self._operand(op, i).bytes for i in range(1, len(op.operands)))
-            return Work(bytes_read=updates, bytes_written=self._operand(op, -1).bytes)
+            return Work(bytes_read=sizes[1], bytes_written=sizes[1])
+        if op.opcode == "scatter":  # arrays, indices, and as many updates
+            count = len(sizes) // 2
+            return Work(bytes_read=sum(sizes[count:]), bytes_written=sum(sizes[count + 1 :]))
         shape = result_shape(op) if op.opcode.endswith("-start") and op.shape.parts else op.shape
-        read = sum(self._operand(op, i).bytes for i in range(len(op.operands)))
         if op.opcode in _SLICES:
-            read += shape.bytes - self._operand(op).bytes
-        return Work(bytes_read=read, bytes_written=shape.bytes)
+            sizes[0] = min(sizes[0], shape.bytes)
+        return Work(bytes_read=sum(sizes), bytes_written=_in_memory(shape))
 
     def _read_by(self, kernel: Instruction, fused: Computation) -> Iterator[ModulePart]:
         """Yield what a fusion reads, with the first instruction in it that reads each operand."""
@@ -288,7 +287,7 @@ class ModuleWork:
             uses = list(_uses(op, readers))
             if not uses:
                 continue
-            whole = self._operand(kernel, op.parameter_number).bytes
+            whole = _in_memory(self._operand(kernel, op.parameter_number))
             parts = [self._part_read(op, use, passed, whole) for passed, use in uses]
             read = min(sum(parts), whole)
             if read:
@@ -303,19 +302,23 @@ class ModuleWork:
                 return 0  # the other elements stay where they are
         return whole
 
-    def _written_by(self, fused: Computation) -> Iterator[ModulePart]:
-        for op in self._outputs(fused.root):
+    def _written_by(self, kernel: Instruction, fused: Computation) -> Iterator[ModulePart]:
+        for op, place in self._outputs(fused.root, kernel.shape):
             made = self._passed(op)
             update = made.opcode == "dynamic-update-slice"
-            size = self._operand(made, 1).bytes if update else op.shape.bytes
-            yield ModulePart(made, Work(bytes_written=size))
+            size = self._operand(made, 1).bytes if update else place.bytes
+            if not place.space:
+                yield ModulePart(made, Work(bytes_written=size))
 
-    def _outputs(self, root: Instruction) -> Iterator[Instruction]:
+    def _outputs(
+        self, root: Instruction, shape: HloShape
+    ) -> Iterator[tuple[Instruction, HloShape]]:
+        """Yield the arrays that a fusion writes, with the instruction that computes each."""
         if root.opcode != "tuple":
-            yield root
+            yield from ((root, leaf) for leaf in _leaves(shape))
             return
-        for number in root.operands:
-            yield from self._outputs(self.module.instructions[number])
+        for number, part in zip(root.operands, shape.parts, strict=True):
+            yield from self._outputs(self.module.instructions[number], part)
 
     def _passed(self, op: Instruction) -> Instruction:
         """Return the instruction whose result bitcasts pass on."""
@@ -345,6 +348,18 @@ def _uses(
 
 def _elements(shape: HloShape) -> int:
     return sum(map(_elements, shape.parts)) if shape.parts else prod(shape.sizes)
+
+
+def _leaves(shape: HloShape) -> Iterator[HloShape]:
+    if not shape.parts:
+        yield shape
+    for part in shape.parts:
+        yield from _leaves(part)
+
+
+def _in_memory(shape: HloShape) -> int:
+    """Return the bytes of a value in the main memory: none on the chip, as in a TPU's VMEM."""
+    return sum(leaf.bytes for leaf in _leaves(shape) if not leaf.space)
 
 
 def _weight(op: Instruction) -> int:
@@ -439,26 +454,23 @@ class _ModuleSums:
         return sums
 
 
-def kernel_runs(
-    module: HloModule, computation: Computation | None = None, count: int = 1
-) -> Iterator[tuple[Instruction, int]]:
-    """Yield the kernels of a module, and how often each runs in a call of it.
+def kernel_runs(module: HloModule) -> dict[Instruction, int]:
+    """Return how often each kernel of a module runs in a call of it.
 
     A loop with an unknown trip count counts as one iteration, and a branch as if it were taken.
-
-    Args:
-        module: The module.
-        computation: A function of it; by default the one that is run.
-        count: How often that function runs.
     """
-    for op in (computation or module.entry).instructions:
-        if op.opcode in CALLS:
-            trips = while_trip_count(module, op) if op.opcode == "while" else 1
-            for number in op.calls:
-                inner = module.computations[number]
-                yield from kernel_runs(module, inner, count * (1 if trips is None else trips))
-        elif op.opcode not in _NO_KERNEL and not op.opcode.endswith(("-update", "-done")):
-            yield op, count
+    runs, times = {}, Counter({module.entry.id: 1})
+    # A module has its functions before those that call them.
+    for computation in reversed(module.computations.values()):
+        count = times[computation.id]
+        for op in computation.instructions if count else ():
+            if op.opcode in CALLS:
+                trips = while_trip_count(module, op) if op.opcode == "while" else 1
+                for number in op.calls:
+                    times[number] += count * (1 if trips is None else trips)
+            elif op.opcode not in _NO_KERNEL and not op.opcode.endswith(("-update", "-done")):
+                runs[op] = count
+    return runs
 
 
 class PartOrigins:

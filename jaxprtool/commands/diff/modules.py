@@ -22,7 +22,7 @@ from jaxprtool.commands.memory.compiled import module_peak
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.hlo.module import Computation, HloModule, Instruction
+from jaxprtool.ir.hlo.module import HloModule, Instruction
 from jaxprtool.ir.hlo.partitions import KINDS
 from jaxprtool.ir.places import UNKNOWN, Place
 
@@ -160,7 +160,7 @@ class _Side:
 
     def __init__(self, stored: StoredModule) -> None:
         self.module = stored.module
-        self.runs = dict(kernel_runs(stored.module))
+        self.runs = kernel_runs(stored.module)
         self._work = ModuleWork(stored.module)
         self._origins = PartOrigins(stored.module, frames_now())
         self.has_memory = bool(stored.module.schedule)
@@ -295,22 +295,30 @@ def _kernel_change(
 
 def _same_modules(before: HloModule, after: HloModule) -> bool:
     """Return True if two modules have the same instructions, whatever their names and lines."""
+    keys: dict[object, int] = {}
     is_donated = before.donated == after.donated
-    return is_donated and _key(before, before.entry) == _key(after, after.entry)
+    return is_donated and _key(before, keys) == _key(after, keys)
 
 
-def _key(module: HloModule, computation: Computation) -> tuple[object, ...]:
-    places = {op.id: place for place, op in enumerate(computation.instructions)}
-    order = module.schedule.get(computation.id, ())
-    return (
-        tuple(
+def _key(module: HloModule, keys: dict[object, int]) -> int:
+    """Return a number that is equal for modules with the same instructions.
+
+    Args:
+        module: The module, which has its functions before those that call them.
+        keys: The number of each function that was read, by its instructions.
+    """
+    numbers: dict[int, int] = {}
+    for computation in module.computations.values():
+        places = {op.id: place for place, op in enumerate(computation.instructions)}
+        instructions = tuple(
             (
                 tuple(places[number] for number in op.operands),
-                tuple(_key(module, module.computations[number]) for number in op.calls),
+                tuple(numbers[number] for number in op.calls),
                 tuple(sorted((n, tuple(v)) for n, v in op.fields.items() if n not in _NAMES)),
             )
             for op in computation.instructions
-        ),
-        tuple(places[number] for number in order),
-        places[computation.root.id],
-    )
+        )
+        order = tuple(places[number] for number in module.schedule.get(computation.id, ()))
+        key = instructions, order, places[computation.root.id]
+        numbers[computation.id] = keys.setdefault(key, len(keys))
+    return numbers[module.entry.id]

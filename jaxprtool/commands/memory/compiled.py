@@ -146,8 +146,9 @@ class CompiledPeak(Printed):
         lines: The bytes by line, and the estimated ones, the largest first.
         unknown: The number of equations of each primitive whose memory the estimate does not count,
             besides that of their operands and results.
-        by_schedule: Whether this is the least memory that the schedule of a module needs, because
-            XLA's own assignment is not in its file.
+        by_schedule: Whether this is the memory of the values that are live by the schedule, because
+            XLA's own assignment is not known. That may have gaps between values, or place them in
+            the memory of results that are not written yet.
     """
 
     name: str

@@ -311,8 +311,8 @@ def heading_text(peak: CompiledPeak) -> str:
     where = f" on each of {peak.devices} devices" if peak.devices > 1 else ""
     size = in_bytes(peak.peak_bytes)
     if peak.estimate_bytes is None:
-        return f"{peak.name}: {'at least ' if peak.by_schedule else ''}{size}{where}"
-    size = f"at least {size}" if peak.by_schedule else size
+        return f"{peak.name}: {'about ' if peak.by_schedule else ''}{size}{where}"
+    size = f"about {size}" if peak.by_schedule else size
     estimate = in_bytes(peak.estimate_bytes)
     whole = " with whole arrays" if peak.estimate_is_whole else ""
     left_out = f", {more}" if (more := unknown_text(peak.unknown)) else ""
@@ -335,7 +335,10 @@ def peak_facts(peak: CompiledPeak) -> Iterator[str]:
     if parts:
         yield parts
     if peak.by_schedule:
-        yield "by the schedule: XLA's own assignment of buffers is not known, and may need more"
+        yield (
+            "by the schedule: XLA's own assignment is not known; it may leave gaps, or use "
+            "results' memory"
+        )
     if peak.temporary_bytes and not peak.by_schedule:
         values, room = in_bytes(peak.unshared_bytes), in_bytes(peak.temporary_bytes)
         unused = share_text(peak.unused_bytes, peak.temporary_bytes)

@@ -60,24 +60,35 @@ class ModuleRow(NamedTuple):
 
 def module_rows(module: HloModule, depth: int | None = None) -> Iterator[ModuleRow]:
     """Yield the rows of a module: all, or those in at most `depth` loops and branches."""
-    origins = PartOrigins(module, frames_now())
-    yield from _rows(module, origins, module.entry, 0, depth)
+    yield from _Rows(module, depth).of(module.entry, 0)
 
 
-def _rows(
-    module: HloModule, origins: PartOrigins, computation: Computation, depth: int, most: int | None
-) -> Iterator[ModuleRow]:
-    order = module.schedule.get(computation.id) or [op.id for op in computation.instructions]
-    for op in (module.instructions[number] for number in order):
-        if op.opcode in _NO_ROW:
-            continue
-        is_opened = op.opcode in CALLS
-        reads = tuple(dict.fromkeys(_name(module, number) for number in op.operands))
-        place = UNKNOWN if is_opened else origins.of(op, op).place.user
-        yield ModuleRow(depth, op, _what(module, op), () if is_opened else reads, place)
-        if is_opened and (most is None or depth < most):
-            for number in op.calls[:1] if op.opcode == "while" else op.calls:
-                yield from _rows(module, origins, module.computations[number], depth + 1, most)
+class _Rows:
+    """The rows of a module, with a function that several instructions call below the first."""
+
+    def __init__(self, module: HloModule, depth: int | None) -> None:
+        self._module, self._most = module, depth
+        self._origins = PartOrigins(module, frames_now())
+        self._listed = set[int]()
+
+    def of(self, computation: Computation, depth: int) -> Iterator[ModuleRow]:
+        """Yield the rows of a function, which has `depth` loops and branches around it."""
+        module = self._module
+        order = module.schedule.get(computation.id) or [op.id for op in computation.instructions]
+        for op in (module.instructions[number] for number in order):
+            if op.opcode in _NO_ROW:
+                continue
+            if op.opcode not in CALLS:
+                reads = tuple(dict.fromkeys(_name(module, number) for number in op.operands))
+                place = self._origins.of(op, op).place.user
+                yield ModuleRow(depth, op, _what(module, op), reads, place)
+                continue
+            yield ModuleRow(depth, op, _what(module, op), (), UNKNOWN)
+            if self._most is None or depth < self._most:
+                for number in op.calls[:1] if op.opcode == "while" else op.calls:
+                    if number not in self._listed:
+                        self._listed.add(number)
+                        yield from self.of(module.computations[number], depth + 1)
 
 
 def _what(module: HloModule, op: Instruction) -> str:
@@ -148,7 +159,7 @@ def _tuple_type(op: Instruction) -> str:
 
 def _summary(module: HloModule) -> str:
     """Return the number of kernels, and the bytes of the arguments and results."""
-    opcodes = Counter(kernel.opcode for kernel, _ in kernel_runs(module))
+    opcodes = Counter(kernel.opcode for kernel in kernel_runs(module))
     counts = [plural(sum(opcodes.values()), "kernel")]
     counts += [plural(opcodes["fusion"], "fusion")] if opcodes["fusion"] else []
     counts += [f"{opcodes['copy']:,} copies"] if opcodes["copy"] else []

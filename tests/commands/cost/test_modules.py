@@ -9,8 +9,9 @@ from jaxlib import xla_client
 from jaxprtool.commands.cost import modules
 from jaxprtool.commands.cost.modules import MODULE_BY, kernel_runs, module_cost
 from jaxprtool.ir.hlo.module import read_module
+from jaxprtool.jaxcompat.lowering import parsed_hlo
 from tests.programs import harness_programs
-from tests.programs.modules import OLD, stored
+from tests.programs.modules import OLD, TILED, stored
 
 W, X = jnp.ones((4, 4)), jnp.ones((8, 4))
 
@@ -57,8 +58,7 @@ def test_a_loop_counts_as_often_as_it_runs():
     module = stored(scanned, W, X).module
     work = module_cost(module).total.work
     assert work.transcendentals == 64 and work.flops >= 8 * 2 * 2 * 4 * 4
-    runs = {kernel.opcode: count for kernel, count in kernel_runs(module)}
-    assert max(runs.values()) == 8
+    assert max(kernel_runs(module).values()) == 8
 
 
 def test_slices_and_updates_move_their_own_elements():
@@ -121,3 +121,44 @@ def test_other_commands_say_which_read_modules(tmp_path, cli):
     (tmp_path / "old.hlo").write_text(OLD)
     found = cli("nans", str(tmp_path / "old.hlo"))
     assert found.code == 2 and "is an HLO module" in found.err and "cost, diff, memory" in found.err
+
+
+SHARED = """\
+HloModule jit_shared
+
+twice {
+  p = f32[8] parameter(0)
+  ROOT sine.1 = f32[8] sine(p)
+}
+
+ENTRY main {
+  x = f32[8] parameter(0)
+  a = f32[8] call(x), to_apply=twice
+  b = f32[8] call(a), to_apply=twice
+  ROOT c = f32[8] call(b), to_apply=twice
+}
+"""
+
+
+def test_a_function_that_is_called_again_counts_again():
+    module = read_module(parsed_hlo(SHARED))
+    assert {op.name: count for op, count in kernel_runs(module).items()} == {"sine.1": 3}
+    assert module_cost(module).total.work.transcendentals == 3 * 8
+
+
+def test_memory_on_the_chip_is_no_traffic():
+    # `near` is on the chip: of its traffic, only what x, y and z have is in the main memory.
+    work = module_cost(read_module(parsed_hlo(TILED))).total.work
+    assert (work.bytes_read, work.bytes_written) == (2 * 60, 2 * 60)
+
+
+def test_a_scatter_of_two_arrays_reads_no_array():
+    def written(x, y, i, u):
+        numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
+        return lax.scatter(x, i, u, numbers) + y
+
+    x, i, u = jnp.ones(4096), jnp.arange(4)[:, None], jnp.ones(4)
+    lowered = jax.jit(written).lower(x, x, i, u).compiler_ir("hlo")
+    module = read_module(lowered.as_serialized_hlo_module_proto())
+    scatters = [g for g in module_cost(module, "kernel").groups if g.name.startswith("scatter")]
+    assert all(group.work.bytes < 200 for group in scatters) and scatters

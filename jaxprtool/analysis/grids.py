@@ -26,7 +26,7 @@ from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.evaluation import evaluate_exactly
 from jaxprtool.ir.kernel_calls import KernelBlock, KernelCall, KernelScratch
-from jaxprtool.ir.regions import Call, regions, run_jaxprs, view
+from jaxprtool.ir.regions import Call, Cond, regions, run_jaxprs, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
@@ -92,7 +92,7 @@ class GridSteps:
                 parts.append(BlockMemory(block.name, kind, steps.buffers, steps.vmem_bytes, steps))
         for scratch in kernel.scratch:
             size = 0
-            if scratch.memory_space == "vmem" and is_kept(kernel, scratch):
+            if scratch.memory_space == "vmem" and is_kept(self, scratch):
                 size = padded_bytes(scratch.array.shape, scratch.array.dtype)
             parts.append(BlockMemory(scratch.name, "scratch", 1, size))
         return tuple(parts)
@@ -401,15 +401,39 @@ def accesses(eqn: JaxprEqn) -> Iterator[tuple[Any, str]]:
             yield eqn.invars[text[1]], text[0].removesuffix("Effect").lower()
 
 
-def is_kept(kernel: KernelCall, scratch: KernelScratch) -> bool:
+def is_kept(grid: GridSteps, scratch: KernelScratch) -> bool:
     """Return False if scratch may stay in registers, so that Mosaic allocates none for it.
 
     It may if the body only stores and loads it, outside of loops and branches, and stores it first.
+    A branch that all steps take, or none, is not one for Mosaic.
     """
-    kinds = []
-    for eqn in kernel.body.eqns:
-        refs = dict(accesses(eqn))
-        if scratch.ref in refs:
-            is_plain = len(refs) == 1 and regions(eqn) is None and not any(run_jaxprs(eqn))
-            kinds.append(refs[scratch.ref] if is_plain else "")
+    kinds = [*_access_kinds(grid, jaxcompat.open_jaxpr(grid.kernel.body), scratch.ref, {})]
     return "" in kinds or (bool(kinds) and kinds[0] != "write")
+
+
+def _access_kinds(grid: GridSteps, jaxpr: Jaxpr, ref: Var, scalars: Scalars) -> Iterator[str]:
+    """Yield the kinds of accesses of a Ref; "" for one in a loop or a branch."""
+    for eqn in jaxpr.eqns:
+        refs = dict(accesses(eqn))
+        if ref in refs:
+            control = regions(eqn)
+            taken = _branch_of_all(grid, eqn, scalars)
+            if control is not None and taken is not None:
+                body, ins = control.jaxprs[taken], control.regions[taken].ins
+                pairs = zip(body.invars, ins, strict=True)
+                inside = [var for var, position in pairs if eqn.invars[position] is ref]
+                for var in inside:
+                    yield from _access_kinds(grid, body, var, {})
+            else:
+                is_plain = len(refs) == 1 and control is None and not any(run_jaxprs(eqn))
+                yield refs[ref] if is_plain else ""
+        grid.evaluate(eqn, scalars)
+
+
+def _branch_of_all(grid: GridSteps, eqn: JaxprEqn, scalars: Scalars) -> int | None:
+    """Return the branch that all steps take; None if they do not, or it is unknown."""
+    branches = view(eqn)
+    index = grid.value(branches.index, scalars) if isinstance(branches, Cond) else None
+    if index is None or not (index == index[0]).all():
+        return None
+    return int(np.clip(index[0], 0, len(branches.branches) - 1))

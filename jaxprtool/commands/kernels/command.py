@@ -15,12 +15,30 @@ _Steps = Annotated[
     ),
 ]
 
+_Fit = Annotated[
+    bool,
+    Panel("Kernels").flag(
+        "--fit",
+        "List other block sizes for which each kernel computes the same, and fits: the best first.",
+    ),
+]
+_Backend = Annotated[
+    str | None,
+    options.backend_option(
+        "Compile each kernel alone, and the block sizes of --fit, for a TPU. With the package "
+        "libtpu, this machine may lack it: tpu:v5e:2x2.",
+        Panel("Kernels"),
+    ),
+]
+
 
 @command
 def kernels_command(
     session: Session,
     device: options.ModeledDevice = None,
     steps: _Steps = 0,
+    fit: _Fit = False,
+    backend: _Backend = None,
     top: options.Top = None,
     all: options.All = False,
     json: options.Json = False,
@@ -29,7 +47,8 @@ def kernels_command(
 
     FLOPs are those of the body, in each step of the grid. A block is copied only if it is not that
     of the step before. VMEM has two buffers of a block that depends on the step, padded to tiles.
-    With --device, also show the minimum time of a call, and whether the kernel fits.
+    With --device, also show the minimum time of a call, and whether the kernel fits. With --fit,
+    list other block sizes, each compiled if --backend names a TPU.
 
     [bold]Example[/]
 
@@ -37,16 +56,14 @@ def kernels_command(
     """
     most = options.row_limit(top, all)
     session.start()
-    from jaxprtool.analysis.devices import device_named
     from jaxprtool.commands.kernels import table as render
-    from jaxprtool.commands.kernels.kernels import kernels
+    from jaxprtool.commands.kernels.kernels import kernels, modeled_device
     from jaxprtool.commands.kernels.table import KernelsDocument
 
-    if device is not None:
-        device_named(device)  # before the function is traced
+    modeled_device(device, backend, fit)  # before the function is traced
     programs = [program for _, program in session.programs(session.traced())]
-    session.on_progress("counting")
-    reports = [kernels(program, device, steps) for program in programs]
+    session.on_progress("counting" if backend is None else "compiling")
+    reports = [kernels(program, device, steps, fit=fit, backend=backend) for program in programs]
     if json:
         output.write_json(KernelsDocument(reports))
         return

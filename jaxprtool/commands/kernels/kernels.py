@@ -3,8 +3,8 @@
     report = kernels(program, "tpu-v5e")
     report.kernels[0].vmem_bytes, report.kernels[0].seconds
 
-Nothing is compiled. The figures of a call are those of `commands.cost.kernels`, which `cost` uses
-too.
+Nothing is compiled unless a backend is named. The figures of a call are those of
+`commands.cost.kernels`, which `cost` uses too.
 """
 
 from __future__ import annotations
@@ -17,10 +17,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.analysis.devices import DeviceSpec, device_named
+from jaxprtool.analysis.devices import DeviceSpec, device_named, device_of_kind
 from jaxprtool.analysis.grids import BlockMemory
 from jaxprtool.commands.cost.kernels import KernelCost, kernel_cost
 from jaxprtool.commands.cost.rules import Work, trip_count
+from jaxprtool.commands.kernels.fit import (
+    MOST_SHOWN,
+    CompiledKernel,
+    KernelFit,
+    block_choices,
+    compiled_choices,
+    compiled_kernel,
+    tpu_devices,
+)
+from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import equations, type_of
 from jaxprtool.ir.frames import frames_now
@@ -60,7 +70,8 @@ class KernelPart:
 
 
 @document(
-    flat=("work",), optional=("place", "seconds", "limit", "vmem_bytes", "vmem_limit", "fits")
+    flat=("work",),
+    optional=("place", "seconds", "limit", "vmem_bytes", "vmem_limit", "fits", "fit", "compiled"),
 )
 @dataclass(frozen=True)
 class KernelRow:
@@ -85,8 +96,10 @@ class KernelRow:
         seconds: A lower bound of the time of a call on the device.
         limit: What limits it: "matrix unit", "vector unit" or "memory".
         vmem_limit: The vector memory that the kernel may use: the author's limit, or the device's.
-        fits: False if the blocks and the scratch exceed this limit. If they do not, the compiler
-            may still need more.
+        fits: False if the blocks and the scratch take this limit, or more: the compiler always
+            needs some bytes besides. If they take less, it may still need more.
+        fit: Other block sizes, if they were requested.
+        compiled: What the compiler of a TPU says about it, if a backend was named.
     """
 
     name: str
@@ -104,6 +117,8 @@ class KernelRow:
     limit: str = ""
     vmem_limit: int | None = None
     fits: bool | None = None
+    fit: KernelFit | None = None
+    compiled: CompiledKernel | None = None
 
     @property
     def is_at_least(self) -> bool:
@@ -173,21 +188,34 @@ class GridTable:
     steps: tuple[GridStep, ...]
 
 
-def kernels(program: Program | AnyJaxpr, device: str | None = None, steps: int = 0) -> KernelReport:
+def kernels(
+    program: Program | AnyJaxpr,
+    device: str | None = None,
+    steps: int = 0,
+    *,
+    fit: bool = False,
+    backend: str | None = None,
+) -> KernelReport:
     """Count the Pallas kernels of a program.
 
     Args:
         program: A `Program`, or a jaxpr.
         device: The device of the bounds: "tpu-v5e", or a file of figures, as for `cost --device`.
+            By default that of `backend`, if it is a TPU.
         steps: How many of the first steps of each grid to list.
+        fit: Whether to list other block sizes, for a TPU.
+        backend: Where to compile each kernel alone, and the best of the other block sizes: a TPU,
+            which this machine may lack, with the package libtpu: `tpu:v5e:2x2`.
 
     Returns:
         A row for each kernel. Equal kernels that a line calls are one row.
 
     Raises:
-        ArgumentsError: If no device has the name.
+        ArgumentsError: If no device has the name; or if other block sizes are requested, and the
+            device is no TPU.
+        BackendError: If there is no such backend.
     """
-    on = None if device is None else device_named(device)
+    on, devices = modeled_device(device, backend, fit)
     about = program_signature(program)
     frames = frames_now(about.roots)
     rows: dict[Any, KernelRow] = {}
@@ -205,13 +233,31 @@ def kernels(program: Program | AnyJaxpr, device: str | None = None, steps: int =
         key = row.place, row.name, row.grid, row.parts
         if key in rows:
             calls, per_round = rows[key].calls + row.calls, rows[key].per_round or row.per_round
-            row = replace(rows[key], calls=calls, per_round=per_round)
-        rows[key] = row
+            rows[key] = replace(rows[key], calls=calls, per_round=per_round)
+            continue
+        if fit and on is not None:
+            row = replace(row, fit=block_choices(cost, on, frames, call.path))
+        rows[key] = _compiled(row, cost, devices) if devices else row
         if steps:
             tables.setdefault(key, _grid_table(cost, steps))
     name = None if on is None else on.name
     shown = tuple(rows.values()), name, tuple(tables.values())
     return KernelReport(about.name, *shown, uncounted)
+
+
+def modeled_device(
+    device: str | None, backend: str | None, fit: bool
+) -> tuple[DeviceSpec | None, Sequence[Any]]:
+    """Return the device of the bounds, and the devices to compile for; see `kernels`."""
+    devices = () if backend is None else tpu_devices(backend)
+    kind = device_of_kind(devices[0].device_kind) if devices else None
+    on = kind if device is None else device_named(device)
+    if fit and (on is None or on.vmem is None):
+        raise ArgumentsError(
+            "other block sizes are found for a TPU, whose vector memory they must fit in",
+            "name one: --device tpu-v5e",
+        )
+    return on, devices
 
 
 class _CalledKernel(NamedTuple):
@@ -266,13 +312,19 @@ def _row(
     return row if device is None else _bounded(row, cost, device)
 
 
+def _compiled(row: KernelRow, cost: KernelCost, devices: Sequence[Any]) -> KernelRow:
+    """Return a row with what the compiler says about the kernel, and about other block sizes."""
+    fit = None if row.fit is None else compiled_choices(row.fit, cost, devices, MOST_SHOWN)
+    return replace(row, fit=fit, compiled=compiled_kernel(cost.kernel.eqn, devices))
+
+
 def _bounded(row: KernelRow, cost: KernelCost, device: DeviceSpec) -> KernelRow:
     bound = cost.bound(device)
     row = replace(row, seconds=bound.seconds, limit=bound.limit)
     limit = cost.kernel.vmem_limit_bytes or device.kernel_vmem
     if row.vmem_bytes is None or limit is None:
         return row
-    return replace(row, vmem_limit=limit, fits=row.vmem_bytes <= limit)
+    return replace(row, vmem_limit=limit, fits=row.vmem_bytes < limit)
 
 
 def _part(kernel: KernelCall, part: BlockMemory) -> KernelPart:

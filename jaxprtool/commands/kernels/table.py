@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from jaxprtool.commands.kernels.fit import MOST_SHOWN
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.notation.tokens import BinderToken, Comment
 from jaxprtool.render import views
@@ -15,6 +17,7 @@ from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import Rendering, drawn, split_rows
 
 if TYPE_CHECKING:
+    from jaxprtool.commands.kernels.fit import CompiledKernel, KernelFit
     from jaxprtool.commands.kernels.kernels import GridTable, KernelPart, KernelReport, KernelRow
 
 
@@ -38,6 +41,8 @@ def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROW
     for row in shown:
         parts += [Text(), drawn(_blocks(row))]
         parts += [Text(note, style=tables.COMMENT) for note in kernel_notes(row)]
+        if row.fit is not None:
+            parts += _fit_parts(row, row.fit)
     for grid in report.steps:
         heading = f"{grid.name}, the first {plural(len(grid.steps), 'step')}"
         parts += [Text(), Text(heading, style=tables.HEADING), drawn(_steps(grid))]
@@ -122,11 +127,76 @@ def kernel_notes(row: KernelRow) -> Iterator[str]:
             yield f"VMEM: {needs} of the limit of {limit}"
         else:
             yield f"does not fit: it needs {needs} of VMEM, and the limit is {limit}"
+            if row.fit is None:
+                yield "--fit lists block sizes that would fit"
+    if row.compiled is not None:
+        yield f"compiled alone: {_compiled_text(row.compiled)}"
+        yield from (row.compiled.message or "").splitlines()
     if row.uncounted:
         names = (f"{name} ({n})" for name, n in row.uncounted.items())
         yield f"these figures are at least; not counted: {', '.join(names)}"
     if row.per_round:
         yield "* counts one iteration of each loop whose number of iterations is unknown"
+
+
+def _compiled_text(compiled: CompiledKernel) -> str:
+    if not compiled.fits:
+        return "refused"
+    return "fits" if compiled.bytes is None else f"fits, {in_bytes(compiled.bytes)}"
+
+
+# --- other block sizes ----------------------------------------------------------------------------
+
+
+def _fit_parts(row: KernelRow, fit: KernelFit) -> Iterator[RenderableType]:
+    """Yield the table of other block sizes of a kernel, and what it says about its axes."""
+    yield Text()
+    if fit.axes:
+        yield drawn(_choices(row, fit))
+    else:
+        yield Text(f"{row.name}, no other block sizes", style=tables.HEADING)
+    yield from (Text(note, style=tables.COMMENT) for note in fit_notes(fit))
+
+
+def _choices(row: KernelRow, fit: KernelFit) -> views.Table:
+    is_compiled = any(choice.compiled for choice in fit.choices)
+    columns = (
+        views.Column(""),
+        *(views.number_column(axis.name) for axis in fit.axes),
+        views.Column("grid", Comment),
+        *map(views.number_column, ("min time", "HBM", "VMEM")),
+        *([views.Column("compiled")] if is_compiled else ()),
+    )
+    shown = [("now", replace(fit.now, compiled=row.compiled))]
+    shown += [(str(i), choice) for i, choice in enumerate(fit.choices[:MOST_SHOWN], 1)]
+    rows = []
+    for label, choice in shown:
+        cells: list[views.Cell | str] = [label, *map(str, choice.sizes)]
+        cells += [",".join(map(str, choice.grid)), duration(choice.seconds)]
+        cells += [_bytes(choice.bytes), in_bytes(choice.vmem_bytes)]
+        if is_compiled:
+            text = "·" if choice.compiled is None else _compiled_text(choice.compiled)
+            cells.append(text.removeprefix("fits, "))
+        rows.append(cells)
+    fitting = f"{len(fit.choices):,} of {fit.tried:,} fit"
+    return views.Table(f"{row.name}, other block sizes: {fitting}", columns, rows)
+
+
+def fit_notes(fit: KernelFit) -> Iterator[str]:
+    """Yield what the axes of other block sizes are, which are fixed, and what the compiler says."""
+    for axis in fit.axes:
+        what = "a new first axis of the grid" if axis.is_new else f"sizes along axis {axis.name}"
+        rounding = "; the sum is rounded otherwise" if axis.sums else ""
+        yield f"{axis.name}: {what}, of {', '.join(axis.dimensions)}{rounding}"
+    for fixed in fit.fixed:
+        line = f" ({fixed.place})" if fixed.place else ""
+        which = f"axis {fixed.name} stays" if fixed.name else "all sizes stay"
+        yield f"{which}: {fixed.reason}{line}"
+    for number, choice in enumerate(fit.choices[:MOST_SHOWN], 1):
+        if choice.compiled is not None and choice.compiled.message:
+            yield f"{number} refused: {choice.compiled.message}"
+    if fit.choices:
+        yield "the minimum time counts no step's start; measure before you choose"
 
 
 def _known(row: KernelRow) -> Iterator[tuple[str, int]]:

@@ -71,3 +71,29 @@ def test_the_document_has_each_program(cli):
 def test_an_unknown_device_is_an_error(cli):
     found = cli("kernels", "doubles.py:small", *X, "--device", "tpu-v5")
     assert found.code == 2 and found.lines[0] == "error: unknown device 'tpu-v5'"
+
+
+def test_other_block_sizes_are_listed_with_what_their_axes_are(cli):
+    found = cli("kernels", "doubles.py:large", *X, "--device", "tpu-v5e", "--fit")
+    lines = found.out.splitlines()
+    start = next(i for i, line in enumerate(lines) if "other block sizes" in line)
+    assert lines[start + 3].split()[:2] == ["now", "4096"]
+    assert lines[start + 4].split()[:4] == ["1", "1024", "512", "8"]
+    assert "i: sizes along axis i, of x_ref axis 0, y_ref axis 0" in lines
+    hint = cli("kernels", "doubles.py:large", *X, "--device", "tpu-v5e").out
+    assert "--fit lists block sizes that would fit" in hint
+
+
+def test_other_block_sizes_need_a_tpu(cli):
+    for device in ((), ("--device", "h100")):
+        found = cli("kernels", "doubles.py:large", *X, "--fit", *device)
+        assert found.code == 2 and "hint: name one: --device tpu-v5e" in found.err
+    found = cli("kernels", "doubles.py:large", *X, "--backend", "cpu")
+    assert found.code == 2 and "'cpu' is no TPU" in found.err
+
+
+def test_a_document_has_other_block_sizes(cli):
+    found = cli("kernels", "doubles.py:large", *X, "--device", "tpu-v5e", "--fit", "--json")
+    (row,) = json.loads(found.out)["programs"][0]["kernels"]
+    assert row["fit"]["axes"][0]["dimensions"] == ["x_ref axis 0", "y_ref axis 0"]
+    assert row["fit"]["choices"][0]["sizes"] == [1024, 512]

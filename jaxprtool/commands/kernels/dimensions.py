@@ -157,11 +157,12 @@ dimension_rules: RuleTable[_Rule] = RuleTable()
 
 #: The options that the rules allow, by primitive; those that change no shape.
 _OPTIONS: dict[str, frozenset[str]] = {
-    "argmax": frozenset({"index_dtype"}),
-    "argmin": frozenset({"index_dtype"}),
+    "argmax": frozenset({"axes", "index_dtype"}),
+    "argmin": frozenset({"axes", "index_dtype"}),
     "dot_general": frozenset({"precision", "preferred_element_type"}),
     "get": frozenset({"tree"}),
     "swap": frozenset({"tree"}),
+    "tile": frozenset({"reps"}),
     "addupdate": frozenset({"tree"}),
 }
 

@@ -18,15 +18,15 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 #: Where the methods of values are that need the rooms above them: the module and the function.
 _METHODS = {
-    "apply": ("jaxprtool.api.methods", "applied"),
+    "apply": ("jaxprtool.api", "applied"),
     "meshes_in": ("jaxprtool.ir.specialization", "meshes_in"),
     "on_mesh": ("jaxprtool.ir.specialization", "on_mesh"),
     "origin_of": ("jaxprtool.commands.nans.nans", "origin_of"),
-    "program_html": ("jaxprtool.api.methods", "program_html"),
-    "program_summary": ("jaxprtool.api.methods", "program_summary"),
-    "program_text": ("jaxprtool.api.methods", "program_text"),
-    "result_html": ("jaxprtool.cli.printed_results", "result_html"),
-    "result_text": ("jaxprtool.cli.printed_results", "result_text"),
+    "program_html": ("jaxprtool.api", "program_html"),
+    "program_summary": ("jaxprtool.api", "program_summary"),
+    "program_text": ("jaxprtool.api", "program_text"),
+    "result_html": ("jaxprtool.registry", "result_html"),
+    "result_text": ("jaxprtool.registry", "result_text"),
     "specialized": ("jaxprtool.ir.specialization", "specialized"),
 }
 

@@ -50,8 +50,8 @@ from .ir.frames import frames as frames
 from .ir.program import Program as Program
 from .ir.program import Programs as Programs
 from .ir.ragged import Ragged as Ragged
-from .loading.example import example as example
-from .loading.example import static as static
+from .loading import example as example
+from .loading import static as static
 from .loading.trace import trace as trace
 from .passes.cleanup.dce import dce_jaxpr as dce_jaxpr
 from .passes.framework import Pass as Pass

@@ -142,20 +142,19 @@ INNER_FLOORS = {
     "ir": "differences|body_matching repetition"
     "|conversions donation equivalence meshes specialization|program|ragged"
     "|arguments expansions symbols|custom_rules notation|dataflow rewrite|kernel_calls"
-    "|equations evaluation hlo"
-    "|regions scopes traits|checkpoints frames keys rules source_names|places source_text"
+    "|array_files equations evaluation hlo"
+    "|regions scopes traits|frames keys rules|places source_text"
     "|backends documents dtypes process trees",
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|retrace"
     "|framework",
     "render": "page|reports|terminal|documents views",
     "execute": "profile stepping|running sandbox",
     "analysis": "grids kernels points|devices stats",
-    "api": "program|jit methods targets vmap",
+    "api": "program|jit targets vmap",
     "commands": "backends outline precision report upgrade vmap|opt reduce unzip|check explain show"
     "|record|lint source|why|run|determinism|diff|bench kernels profile residuals|compare cost"
     "|browse emit memory nans serve shapecheck shardings skill watch",
-    "cli": "main|app|errors session|launch|options"
-    "|completion pipeline_steps printed_results running|output",
+    "cli": "main|app|errors session|launch|options|completion running|output",
 }
 
 

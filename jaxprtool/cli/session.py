@@ -522,11 +522,11 @@ class Session:
         reproducer: Reproducer | None = None,
     ) -> list[tuple[str, Program]]:
         """Return the programs after the passes on the program of TARGET, traced unless given."""
-        from jaxprtool.cli import pipeline_steps
+        from jaxprtool.cli import running
 
         traced = traced or self.traced()
         with traced.mesh_set():
-            return pipeline_steps.run_pipeline(
+            return running.run_pipeline(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
 

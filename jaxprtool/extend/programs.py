@@ -27,9 +27,9 @@ from jaxprtool.ir.program import CLOSED_OVER, with_lifted
 from jaxprtool.ir.trees import StaticLeaf, filled, leaf_paths, paths, structure, unique
 from jaxprtool.jaxcompat import at_once, hide_from_tracebacks
 from jaxprtool.jaxcompat.mapping import evaluated
+from jaxprtool.loading import Static
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence
-from jaxprtool.loading.example import Static
-from jaxprtool.loading.parameter_types import ParameterTypes, TypedValue
+from jaxprtool.loading.load import ParameterTypes, TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
 from jaxprtool.passes.framework import Observer, Step
 

@@ -28,8 +28,7 @@ from typing import NamedTuple, TypeAlias, TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.frames import Frames, Root, frames_now
-from jaxprtool.ir.source_names import SourceNames
+from jaxprtool.ir.frames import Frames, Root, SourceNames, frames_now
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

@@ -45,8 +45,8 @@ from jaxprtool.jaxcompat.jaxprs import (
     open_jaxpr,
     rebound,
 )
+from jaxprtool.jaxcompat.kernels import OpaquePrimitive
 from jaxprtool.jaxcompat.marks import MarkedCall
-from jaxprtool.jaxcompat.opaque import OpaquePrimitive
 
 # --- checking -------------------------------------------------------------------------------------
 # JAX's type checker, for jaxprs and for one equation, and the registered primitives.

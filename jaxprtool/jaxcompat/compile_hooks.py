@@ -23,7 +23,7 @@ from jax._src import config, core, pjit, traceback_util
 from jax._src.interpreters import pxla
 from jax._src.lib import xla_client
 
-from jaxprtool.jaxcompat import jitted
+from jaxprtool.jaxcompat import tracing
 from jaxprtool.jaxcompat.jaxprs import AnyJaxpr, open_jaxpr
 
 
@@ -51,7 +51,7 @@ class JitCall:
     statics: dict[str, Any]
     flat: Sequence[Any]
     avals: Sequence[Any]
-    options: jitted.TracedOptions
+    options: tracing.TracedOptions
     in_tree: Any
     out_tree: Any
     arg_names: tuple[str, ...]
@@ -281,8 +281,8 @@ class _Hooks:
         yield array, "_value", self._value(vars(array)["_value"])
         yield array, "item", self._item(vars(array)["item"])
         yield jax, "clear_caches", self._clear(jax.clear_caches)
-        self.evict = self._evict(vars(jitted.JITTED)["clear_cache"])
-        yield jitted.JITTED, "clear_cache", self.evict
+        self.evict = self._evict(vars(tracing.JITTED)["clear_cache"])
+        yield tracing.JITTED, "clear_cache", self.evict
 
     def tell(self, method: Callable[..., Any], *args: Any) -> Any:
         """Call a method of the observer; the user's program never sees its exceptions."""
@@ -304,7 +304,7 @@ class _Hooks:
         @wraps(original)
         def make_jit(fun: Any, **options: Any) -> Any:
             function = original(fun, **options)
-            jitted.JITTED.clear_cache = self.evict  # JAX has set its own again
+            tracing.JITTED.clear_cache = self.evict  # JAX has set its own again
             around = self.tell(self.observer.jit_made, fun, function._jit_info, function)
             return function if around is None else ObservedJit(function, around)
 
@@ -334,7 +334,7 @@ class _Hooks:
             is_new = jaxpr not in self.traced
             self.traced.add(jaxpr)
             times = (seconds, cpu) if is_new else (0.0, 0.0)
-            statics = jitted.static_values(info, args, kwargs)
+            statics = tracing.static_values(info, args, kwargs)
             if is_transformed:
                 leaves, source = _Leaves(flat), open_jaxpr(jaxpr).debug_info.func_src_info
                 leaves.origin = TransformedCall(fun, statics, source, start, *times)
@@ -346,7 +346,7 @@ class _Hooks:
                 statics,
                 flat[len(params.consts) :],
                 params.in_avals,
-                jitted.options_of(params.params, len(params.consts)),
+                tracing.options_of(params.params, len(params.consts)),
                 params.in_tree,
                 params.out_tree,
                 tuple(params.arg_names),

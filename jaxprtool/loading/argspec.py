@@ -49,7 +49,7 @@ from jaxprtool.ir.conversions import is_ref
 from jaxprtool.ir.notation import expressions, types
 from jaxprtool.ir.symbols import Symbols
 from jaxprtool.ir.trees import path_steps
-from jaxprtool.loading.example import Static
+from jaxprtool.loading import Static
 
 # --- argspec --------------------------------------------------------------------------------------
 # The arguments of a function, read from text such as `{'w': f32[3,4]}, bf16[8], n=static(3)`.
@@ -814,7 +814,7 @@ class Arrays(dict[str, Any]):
         wanted = {name: self[name] for name in (self if names is None else names)}
         if self.folder is None:
             return wanted
-        from jaxprtool.ir.checkpoints import read_stored
+        from jaxprtool.ir.array_files import read_stored
 
         with _named(self.folder):
             return read_stored(self.folder, wanted)
@@ -826,7 +826,7 @@ def load_arrays(path: str) -> np.ndarray | Arrays:
     Raises ArgumentsError if the file cannot be read, is damaged, or holds Python objects.
     """
     if os.path.isdir(path):
-        from jaxprtool.ir.checkpoints import stored_arrays
+        from jaxprtool.ir.array_files import stored_arrays
 
         with _named(path):
             arrays = Arrays(stored_arrays(path))

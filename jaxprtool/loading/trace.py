@@ -47,7 +47,7 @@ from jaxprtool.ir.ragged import bounds_of_lengths
 from jaxprtool.ir.trees import StaticLeaf, filled, release, structure, unique
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
-from jaxprtool.loading.example import Static
+from jaxprtool.loading import Static
 from jaxprtool.loading.target import mesh_conflict, methods_hint, value_needed
 
 

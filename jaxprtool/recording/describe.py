@@ -28,7 +28,7 @@ from jaxprtool.jaxcompat import TracedOptions
 from jaxprtool.jaxcompat.compile_hooks import trace_settings
 from jaxprtool.jaxcompat.mapping import mapped_call
 from jaxprtool.jaxcompat.source_locations import is_installed
-from jaxprtool.recording import libraries
+from jaxprtool.recording import calls
 from jaxprtool.recording.recorded_run import Argument
 from jaxprtool.recording.values import (
     LIMIT,
@@ -153,7 +153,7 @@ def described_call(
     """
     values = ValueTexts(numbers)
     try:
-        filtered = libraries.filtered_call(fun, statics)
+        filtered = calls.filtered_call(fun, statics)
         if filtered is not None:
             return _filtered(filtered, tuple(names), values, jitted, jit_line)
     except Exception:
@@ -201,9 +201,7 @@ def described_function(
         number = jit = 0
     name = core.name.strip("<>")
     closure = dict(list(core.closure.items())[:_MOST_VARIABLES])
-    function = FunctionObject(
-        number, jit, jit_line, core.kind, closure, name, libraries.wrapper(fun)
-    )
+    function = FunctionObject(number, jit, jit_line, core.kind, closure, name, calls.wrapper(fun))
     code = core.code
     if code is None:
         return Described(name, "", 0, f"{core.name} of no file", function, core.parameters)
@@ -261,10 +259,10 @@ def _core(fun: Any, values: ValueTexts, depth: int) -> _Core:
         return core
     if kind is types.FunctionType:
         return _function(fun, values, depth)
-    wrapped = libraries.wrapped_function(fun)
+    wrapped = calls.wrapped_function(fun)
     if wrapped is not None:
         return _core(wrapped, values, depth + 1)
-    method = libraries.call_method(kind)
+    method = calls.call_method(kind)
     if isinstance(fun, type) or type(method) is not types.FunctionType:
         return _Core(_own_name(fun), "object")
     core = _core(method, values, depth + 1)
@@ -289,7 +287,7 @@ def _function(fun: types.FunctionType, values: ValueTexts, depth: int) -> _Core:
         for name, cell in zip(code.co_freevars, fun.__closure__ or (), strict=True)
     }
     if wrapped is not None and callable(wrapped):
-        wrapped = libraries.referent(wrapped)
+        wrapped = calls.referent(wrapped)
         core = _core(wrapped, values, depth + 1)
         transformation = _jaxs_transformation(fun, cells)
         core.wrappers.append(
@@ -391,7 +389,7 @@ def _arguments(structure: ArgumentStructure, tree: PyTreeDef, parameters: Parame
 
 
 def _filtered(
-    filtered: libraries.FilteredCall,
+    filtered: calls.FilteredCall,
     names: tuple[str, ...],
     values: ValueTexts,
     jitted: object,
@@ -437,7 +435,7 @@ def _filtered(
                 else:
                     structure.texts[path] = f"={text}"
         start = end
-    return DescribedCall(function, structure.texts, statics, libraries.renamed(names, paths))
+    return DescribedCall(function, structure.texts, statics, calls.renamed(names, paths))
 
 
 # --- keys -----------------------------------------------------------------------------------------
@@ -610,7 +608,7 @@ class ArgumentStructure:
         if kind is type(None):
             self.texts[path] = "None"
             return
-        if libraries.is_node_states(kind):
+        if calls.is_node_states(kind):
             self._add_module(tree, path)
             return
         children = tree.children()
@@ -675,7 +673,7 @@ class ArgumentStructure:
         start = len(self.leaves)
         self.texts[path] = tree.node_data()[0].__name__  # type: ignore[index]
         try:
-            paths = libraries.add_graph(tree, path, self.texts, self._values)
+            paths = calls.add_graph(tree, path, self.texts, self._values)
         except Exception:  # another release of Flax
             paths = []
         names = [path] * tree.num_leaves if self._names is None else self._names[start:]
@@ -732,7 +730,7 @@ def _is_static(field: dataclasses.Field) -> bool:
 
 def _statics(kind: type, aux: Any, node: _TreeNodeKind) -> Iterator[tuple[str, Any]]:
     """Return the static fields of a node of the tree, by their steps of a path."""
-    values = libraries.static_fields(kind, aux)
+    values = calls.static_fields(kind, aux)
     if len(node.statics) == len(values):
         yield from zip(node.statics, values, strict=True)
     else:

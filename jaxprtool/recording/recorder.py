@@ -27,8 +27,8 @@ from jaxprtool.errors import JaxprToolError, OutputError, UnsupportedError
 from jaxprtool.execute.profile import MODULE, finish, live_modules, start, step
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.write import OpaqueEquations, rendered
-from jaxprtool.formats.npz import constants_file, write_npz
 from jaxprtool.ir import source_text
+from jaxprtool.ir.array_files import constants_file, write_npz
 from jaxprtool.ir.custom_rules import with_closed_over
 from jaxprtool.ir.documents import as_json
 from jaxprtool.ir.equations import bodies, equations
@@ -48,7 +48,7 @@ from jaxprtool.jaxcompat.compile_hooks import (
     unobserved,
 )
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
-from jaxprtool.recording import describe, libraries
+from jaxprtool.recording import calls, describe
 from jaxprtool.recording.calls import CallClock, CountedCalls, Counters, KeptCalls
 from jaxprtool.recording.describe import (
     CacheKey,
@@ -173,7 +173,7 @@ class Recorder:
         weakref.finalize(made, self._jits.pop, number, None).atexit = False
         if not (self.settings.calls or self.settings.keep or self.settings.profile):
             return None
-        function = self._described(libraries.behind_jit(fun), {})
+        function = self._described(calls.behind_jit(fun), {})
         if not function.line.file or not is_users_file(function.line.file):
             return None
         return self._around(function)
@@ -612,9 +612,7 @@ def lowered_program(lowering: Lowering, arguments: Sequence[str]) -> Program:
     arg_names = _names(names, len(in_avals), "arg")
     results: Sequence[str | None] | None = debug_info.result_paths
     if call is not None and results is not None:
-        results = libraries.user_result_paths(
-            call.fun, call.out_tree, [path or "" for path in results]
-        )
+        results = calls.user_result_paths(call.fun, call.out_tree, [path or "" for path in results])
     out_names = _names(results, len(out_avals), "result")
     taken = list(zip(arg_names, in_avals, strict=True))
     options = None

@@ -33,7 +33,7 @@ def _timed(command, environment):
 def scripts(repeats):
     """Compare each script alone, recorded, and recorded with its calls."""
     from jaxprtool.recording.folder import Settings
-    from jaxprtool.recording.launch import _environment
+    from jaxprtool.recording.new_run import _environment
 
     print("medians: seconds (ratio to alone), MiB (ratio to alone)")
     for script in sorted(SCRIPTS.glob("*.py")):

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxprtool.ir.checkpoints import read_stored, stored_arrays, write_checkpoint
+from jaxprtool.ir.array_files import read_stored, stored_arrays, write_checkpoint
 from jaxprtool.loading.argspec import load_arrays
 
 MODULE = """

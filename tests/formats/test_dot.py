@@ -11,8 +11,7 @@ import pytest
 import jaxprtool
 from jaxprtool import trace
 from jaxprtool.errors import OutputError
-from jaxprtool.formats.graph import MOST_BOXES
-from jaxprtool.formats.pictures import dot, graph_picture
+from jaxprtool.formats.pictures import MOST_BOXES, dot, graph_picture
 from tests.external import missing
 from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus

@@ -16,7 +16,7 @@ from jaxlib import xla_client
 from jaxprtool import nest, sow, trace, variable
 from jaxprtool.errors import BackendError, UnsupportedError, described
 from jaxprtool.formats import lowering
-from jaxprtool.loading.example import Static
+from jaxprtool.loading import Static
 from tests.programs import harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus
 from tests.programs.outlined import layers

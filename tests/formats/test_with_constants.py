@@ -64,7 +64,7 @@ def texts(request, tmp_path, monkeypatch):
     write(program(0), path)
     script = f"""
 import os, pickle, signal
-from jaxprtool.formats.npz import write_texts
+from jaxprtool.ir.array_files import write_texts
 folder, pickled = {str(folder)!r}, {str(pickled)!r}
 texts = pickle.load(open(pickled, "rb"))
 def write(number):
@@ -224,7 +224,7 @@ def test_a_failed_write_of_constants_leaves_the_old_program(tmp_path, monkeypatc
     def full(*args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxprtool.formats.npz.write_npz", full)
+    monkeypatch.setattr("jaxprtool.ir.array_files.write_npz", full)
     with pytest.raises(OutputError, match=r"cannot write .*npz': No space left on device"):
         write_program_files([(program(1), path), (program(1), tmp_path / "q.jaxpr")])
     assert which(path) == 0 and sorted(os.listdir(tmp_path)) == ["p.jaxpr", *there]

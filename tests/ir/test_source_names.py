@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.source_names import SourceNames, _SourceExpressions, range_of
+from jaxprtool.ir.frames import SourceNames, _SourceExpressions, range_of
 from jaxprtool.jaxcompat.source_locations import user_frames
 
 HEADER = """

@@ -13,9 +13,8 @@ from jax import export
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.ir import dtypes
-from jaxprtool.loading import argspec
+from jaxprtool.loading import Static, argspec
 from jaxprtool.loading.argspec import read_args, read_strings
-from jaxprtool.loading.example import Static
 
 
 def one(text, module=None):

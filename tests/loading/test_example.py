@@ -8,7 +8,7 @@ import pytest
 
 from jaxprtool import example, static
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.loading.example import Example, Static
+from jaxprtool.loading import Example, Static
 
 
 def test_the_example_is_attached_and_the_function_is_the_same_object():

@@ -12,7 +12,7 @@ from jaxprtool.errors import ArgumentsError, UserFunctionError, user_traceback
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.rewrite import as_constants
 from jaxprtool.ir.trees import unique
-from jaxprtool.loading.example import static
+from jaxprtool.loading import static
 from jaxprtool.loading.trace import trace
 
 X = jax.ShapeDtypeStruct((3,), jnp.float32)

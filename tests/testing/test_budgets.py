@@ -9,7 +9,7 @@ import pytest
 import jaxprtool
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.testing.budgets import (
+from jaxprtool.testing.assertions import (
     QUANTITIES,
     Growth,
     amount_of,

@@ -35,21 +35,19 @@ from jaxprtool.render.terminal.listing import (
     wrapped_cell,
 )
 from jaxprtool.testing.assertions import (
-    banned_places,
-    banned_text,
-    donation_failure,
-    over_budget,
-    require_bannable,
-    snapshot_difference,
-)
-from jaxprtool.testing.budgets import (
     Growth,
     Quantity,
     QuantityAmount,
     amount_text,
+    banned_places,
+    banned_text,
+    donation_failure,
     grown_lines,
     measure,
+    over_budget,
     quantity_of,
+    require_bannable,
+    snapshot_difference,
 )
 
 # --- checks ---------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from jaxprtool.commands.lint.command import codes_about
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
 from jaxprtool.render.documents import Change
-from jaxprtool.testing.budgets import Quantity, amount_of
+from jaxprtool.testing.assertions import Quantity, amount_of
 
 if TYPE_CHECKING:
     from jaxprtool.commands.check.checks import Checked

@@ -29,8 +29,7 @@ from jaxprtool.commands.check.checks import Expectations
 from jaxprtool.commands.lint.command import codes_in, lint_codes
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
 from jaxprtool.ir.places import Place
-from jaxprtool.testing.assertions import require_bannable
-from jaxprtool.testing.budgets import QUANTITIES, Quantity, amount_of
+from jaxprtool.testing.assertions import QUANTITIES, Quantity, amount_of, require_bannable
 from jaxprtool.testing.places import FOLDER, snapshot_file
 
 #: The keys of budgets.

@@ -23,11 +23,10 @@ from jaxprtool.ir.donation import Donations, donations
 from jaxprtool.ir.equations import is_flat, is_inexact, size_in_bytes
 from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.evaluation import evaluate_exactly
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.frames import SourceNames, frames_now
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import Regions, Scan, regions
 from jaxprtool.ir.scopes import is_backward
-from jaxprtool.ir.source_names import SourceNames
 from jaxprtool.ir.symbols import symbols_of, value_of
 from jaxprtool.ir.traits import Traits, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var

@@ -17,12 +17,12 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from jaxprtool.commands.cost.estimate import Cost, Group
 from jaxprtool.errors import UnsupportedError
+from jaxprtool.execute.profile import Trace, TraceEvent
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import Frames, Line
 from jaxprtool.ir.hlo.module import HloModule
 from jaxprtool.ir.hlo.origins import CONTAINERS, OperationOrigin, OperationOrigins
 from jaxprtool.ir.hlo.partitions import collectives, moved_values
-from jaxprtool.ir.hlo.trace import Trace, TraceEvent
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.jaxcompat.source_locations import UserFrame

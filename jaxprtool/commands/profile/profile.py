@@ -32,10 +32,12 @@ from jaxprtool.commands.profile.lines import (
 from jaxprtool.errors import TargetError
 from jaxprtool.execute.profile import (
     MODULE,
+    Trace,
     finish,
     measured_peaks,
     newest_trace,
     profiled_run,
+    read_trace,
     recorded,
     step,
     with_modules,
@@ -44,14 +46,13 @@ from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, require_count
 from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.hlo.trace import Trace, read_trace
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.recording.folder import run_of_file
 from jaxprtool.recording.read import source_digests
 
 if TYPE_CHECKING:
     from jaxprtool.commands.profile.lines import Profile, TimedOperation
-    from jaxprtool.ir.hlo.trace import Trace, TraceEvent
+    from jaxprtool.execute.profile import Trace, TraceEvent
 
 
 def profile(

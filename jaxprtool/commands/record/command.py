@@ -125,9 +125,8 @@ def record_command(
       jaxprtool record -- python samples/train.py --steps 20
     """
     options.row_limit(top, all)  # refuse both before the script runs
-    from jaxprtool.recording import launch
     from jaxprtool.recording.folder import Settings, kept_calls_of, require_until
-    from jaxprtool.recording.new_run import new_run
+    from jaxprtool.recording.new_run import new_run, run_recorded
 
     kept = kept_calls_of(keep or [])
     require_until(until or "", kept)
@@ -150,7 +149,7 @@ def record_command(
         )
         reader.start()
         try:
-            ended = launch.run_recorded(words, settings)
+            ended = run_recorded(words, settings)
         except TargetError:
             new.undo()
             raise
@@ -176,13 +175,13 @@ def _note_place(new: NewRun) -> None:
 
 def launched(words: list[str], is_module: bool, is_command: bool) -> list[str]:
     """Return the command line to run. Raises TargetError if there is no such script."""
-    from jaxprtool.recording import launch
+    from jaxprtool.recording.new_run import module_command, script_command
 
     if is_command:
         return words
     if words[0].endswith(NOTEBOOK) and not is_module:
         raise TargetError(f"'{words[0]}' is a notebook, not a script", NOTEBOOK_HINT)
-    make = launch.module_command if is_module else launch.script_command
+    make = module_command if is_module else script_command
     return make(words[0], words[1:])
 
 

@@ -196,7 +196,7 @@ def finished(path: str, codes: Codes = ((), ())) -> Run:
         path: The folder of the run.
         codes: The codes of `lint` to select, and to ignore.
     """
-    from jaxprtool.recording.trace import perfetto
+    from jaxprtool.recording.recorded_run import perfetto
 
     run, about = read_run(path), read_about(path)
     # Lines that only the summary shows, as of calls, may be in files that no process kept.

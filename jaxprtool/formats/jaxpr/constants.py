@@ -26,7 +26,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr import values
 from jaxprtool.formats.jaxpr.values import Unreadable, Unwritable, as_scalar, scalar_text
-from jaxprtool.formats.npz import NpzReader, storable
+from jaxprtool.ir.array_files import NpzReader, storable
 from jaxprtool.jaxcompat import Aval, KeyType
 
 #: The maximum number of elements of an array that is part of the text.

@@ -27,8 +27,8 @@ from jaxprtool.formats.jaxpr.header import LocationComments, header_text
 from jaxprtool.formats.jaxpr.params import OPAQUE, encode_opaque
 from jaxprtool.formats.jaxpr.syntax import MAX_DEPTH, VERSION
 from jaxprtool.formats.jaxpr.values import NO_MESH, Encoder, TypeWriter, Unwritable
-from jaxprtool.formats.npz import ProgramText, constants_file, write_texts
 from jaxprtool.ir import source_text
+from jaxprtool.ir.array_files import ProgramText, constants_file, write_texts
 from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, are_stubs, rules_followed, stubbed
 from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.expansions import without_live_objects

@@ -19,9 +19,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import holders
-from jaxprtool.ir.frames import Root, frames_now
+from jaxprtool.ir.frames import Range, Root, SourceNames, frames_now, range_of
 from jaxprtool.ir.regions import Region, regions
-from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
 from jaxprtool.jaxcompat.source_locations import FrameReader, UserFrame, names_given

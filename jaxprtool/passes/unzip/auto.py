@@ -34,6 +34,7 @@ from jaxprtool.ir.equations import (
     variables,
     with_operands,
 )
+from jaxprtool.ir.frames import Range, SourceNames, range_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import (
     Call,
@@ -47,7 +48,6 @@ from jaxprtool.ir.regions import (
     view,
 )
 from jaxprtool.ir.rewrite import partition
-from jaxprtool.ir.source_names import Range, SourceNames, range_of
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import UserFrame, is_installed, is_users_file, user_frames

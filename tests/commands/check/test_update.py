@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jaxprtool.commands.check.command import budget_like, update_budgets
-from jaxprtool.testing.budgets import amount_of
+from jaxprtool.testing.assertions import amount_of
 
 
 @pytest.mark.parametrize(

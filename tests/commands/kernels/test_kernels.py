@@ -15,7 +15,7 @@ from jaxprtool.analysis.grids import padded_bytes
 from jaxprtool.commands.kernels.kernels import kernels
 from jaxprtool.commands.kernels.table import kernels_table, kernels_view
 from jaxprtool.testing import assert_budget
-from jaxprtool.testing.budgets import measure
+from jaxprtool.testing.assertions import measure
 
 F32, BF16, I8, I32 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32
 V5E = "tpu-v5e"

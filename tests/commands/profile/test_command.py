@@ -114,7 +114,7 @@ def test_options_of_a_run_do_not_apply_to_a_profile(cli, folder, option):
 
 def test_an_empty_profile_is_reported_and_estimated_only_on_request(cli, monkeypatch):
     # As on a device whose operations the profiler does not record.
-    monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)
+    monkeypatch.setattr("jaxprtool.execute.profile._operation", lambda *event: None)
     found = cli(*LOSS)
     assert found.code == 2 and "recorded no operations" in found.err and "--estimate" in found.err
     found = cli(*LOSS, "--estimate")
@@ -123,7 +123,7 @@ def test_an_empty_profile_is_reported_and_estimated_only_on_request(cli, monkeyp
 
 
 def test_a_profile_that_is_too_long_is_truncated_with_a_warning(cli, monkeypatch):
-    monkeypatch.setattr("jaxprtool.ir.hlo.trace.MOST_EVENTS", 12)
+    monkeypatch.setattr("jaxprtool.execute.profile.MOST_EVENTS", 12)
     found = cli(*LOSS)
     assert found.code == 0
     assert "the profile is too long: only 12 of its operations are read" in found.out

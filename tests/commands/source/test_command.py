@@ -249,7 +249,7 @@ def test_what_cannot_be_measured_is_a_one_line_error(cli, options, message):
 
 
 def test_a_device_without_events_is_reported(cli, monkeypatch):
-    monkeypatch.setattr("jaxprtool.ir.hlo.trace._operation", lambda *event: None)
+    monkeypatch.setattr("jaxprtool.execute.profile._operation", lambda *event: None)
     found = cli(*MEASURED)
     assert (found.code, found.out) == (2, "") and "recorded no operations" in found.err
     assert "leave out --measure" in found.err and "--estimate" not in found.err

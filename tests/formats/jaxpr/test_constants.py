@@ -20,7 +20,7 @@ from jaxprtool.formats.jaxpr.constants import (
 )
 from jaxprtool.formats.jaxpr.values import Unreadable
 from jaxprtool.formats.jaxpr.write import program_file_text
-from jaxprtool.formats.npz import write_npz
+from jaxprtool.ir.array_files import write_npz
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.loading.trace import trace
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxprtool.recording.recorded_run import Process, Run
-from jaxprtool.recording.trace import perfetto
+from jaxprtool.recording.recorded_run import Process, Run, perfetto
 from tests.render.recorded import PROCESS, compilation, hostile, large, step, training
 
 #: The required and the optional keys of an event, by phase.

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxprtool.formats.npz import NpzReader, write_npz
+from jaxprtool.ir.array_files import NpzReader, write_npz
 
 ARRAYS = {
     "a": np.arange(100, dtype=np.float32).reshape(4, 25),

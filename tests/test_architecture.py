@@ -154,7 +154,7 @@ INNER_FLOORS = {
     "commands": "backends outline precision report upgrade vmap|opt reduce unzip|check explain show"
     "|record|lint source|why|run|determinism|diff|bench kernels profile residuals|compare cost"
     "|browse emit memory nans serve shapecheck shardings skill watch",
-    "cli": "main|app|errors session|launch|options|completion running|output",
+    "cli": "main|app|errors session|launch|options|completion pipeline_steps running|output",
 }
 
 

@@ -522,11 +522,11 @@ class Session:
         reproducer: Reproducer | None = None,
     ) -> list[tuple[str, Program]]:
         """Return the programs after the passes on the program of TARGET, traced unless given."""
-        from jaxprtool.cli import running
+        from jaxprtool.cli import pipeline_steps
 
         traced = traced or self.traced()
         with traced.mesh_set():
-            return running.run_pipeline(
+            return pipeline_steps.run_pipeline(
                 self.pipeline, traced.program, self.on_progress, observer, reproducer=reproducer
             )
 

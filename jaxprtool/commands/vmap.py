@@ -136,7 +136,7 @@ def vmap_command(
     written = (Format.jaxpr, Format.python)
     output.check_out("vmap", out, json, written, 'jaxprtool emit TARGET -p "batch(...)"')
     function.start()
-    from jaxprtool.cli import running
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.opt import steps as watched_steps
     from jaxprtool.passes.framework import Pipeline, Step
     from jaxprtool.passes.mapping.batch import Batch
@@ -147,7 +147,7 @@ def vmap_command(
     traced = function.trace(steps)
     program = traced.program
     with traced.mesh_set():
-        programs = running.run_pipeline(steps, program, function.on_progress, watcher)
+        programs = pipeline_steps.run_pipeline(steps, program, function.on_progress, watcher)
     row = watcher.rows[0]
     function.on_progress("rendering")
     if out is not None:

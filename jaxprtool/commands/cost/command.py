@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Compiled, Panel, bandwidth_option
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.running import ready
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
 
@@ -183,6 +182,7 @@ def _profile(program: Program) -> bytes:
 
 def _seconds(inputs: RunInputs, on_progress: OnProgress) -> float:
     """Return the run time of a program on the device of `run`."""
+    from jaxprtool.cli.running import ready
     from jaxprtool.execute.running import run
 
     prepared = ready(inputs, seed=0)

@@ -255,7 +255,7 @@ def _programs(
 ) -> list[tuple[TracedTarget, Program]]:
     """Find the two programs, trace them, and run the passes on them; `runs` as for `trace`."""
     from jaxprtool.api.targets import find_elsewhere
-    from jaxprtool.cli import running
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.loading.remote_target import elsewhere
 
     if two.other is None and len(passes or ()) == 1:
@@ -283,6 +283,6 @@ def _programs(
             two.on_progress(f"tracing {place}")
             traced = function.trace_entry(find_elsewhere(place, function.arguments()), steps)
         with traced.mesh_set():
-            named = running.run_pipeline(steps, traced.program, two.on_progress)
+            named = pipeline_steps.run_pipeline(steps, traced.program, two.on_progress)
         programs.append((traced, only_program("diff takes", named)))
     return programs

@@ -135,7 +135,7 @@ def opt_command(
         raise OutputError("--strict needs --verify", "add --verify")
     function.start(not no_cache if verify else None)
     from jaxprtool.api.targets import RunInputs
-    from jaxprtool.cli import running
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.compare.requested import Verifier
     from jaxprtool.commands.opt import steps as watched_steps
     from jaxprtool.passes.patterns import NamedRewrites
@@ -156,7 +156,7 @@ def opt_command(
     writer = Reproducer(reproducer, plugin or ()) if reproducer else None
     try:
         with traced.mesh_set():
-            programs = running.run_pipeline(
+            programs = pipeline_steps.run_pipeline(
                 steps,
                 traced.program,
                 function.on_progress,

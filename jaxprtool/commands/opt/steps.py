@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import output
-from jaxprtool.cli.running import named_programs
+from jaxprtool.cli.pipeline_steps import named_programs
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.passes.framework import Observer, Pass, Step
 from jaxprtool.render.documents.programs import PassRun

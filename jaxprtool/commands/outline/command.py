@@ -257,13 +257,13 @@ def _found(outlining: Outline, before: Program, after: Program) -> Repetition:
 
 def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     """Return the outlined program, and the seconds that outlining took."""
-    from jaxprtool.cli import running
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.opt import steps
     from jaxprtool.passes.framework import Pipeline, Step
 
     watcher = steps.Watcher()
     pipeline = Pipeline((Step(outlining),))
-    ((_, result),) = running.run_pipeline(pipeline, program, silent, watcher)
+    ((_, result),) = pipeline_steps.run_pipeline(pipeline, program, silent, watcher)
     return result, watcher.rows[0].seconds
 
 

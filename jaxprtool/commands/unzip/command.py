@@ -123,7 +123,7 @@ def unzip_command(
     _check_split(known is not None, auto, key_args is not None, tag)
     _check_output(run, backend, no_cache, save, out)
     function.start(not no_cache if run else None)
-    from jaxprtool.cli import running
+    from jaxprtool.cli import pipeline_steps
     from jaxprtool.execute.running.run import run_init_apply
     from jaxprtool.ir.program import Programs
     from jaxprtool.passes.unzip import UnzipRequest
@@ -139,7 +139,7 @@ def unzip_command(
         split_time = traced.seconds + time.perf_counter() - start
         unzipped = Programs({"init": parts.init, "apply": parts.apply})
         with traced.mesh_set():
-            programs = running.run_pipeline(steps, unzipped, function.on_progress)
+            programs = pipeline_steps.run_pipeline(steps, unzipped, function.on_progress)
         variables, ran = parts.leaves(), None
         if run:
             with printed_by_functions(json):

@@ -40,10 +40,10 @@ from jaxprtool.ir.backends import (
     plugins,
     start_backends,
 )
-from jaxprtool.processes import ClusterPlace
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
+    from jaxprtool.processes import ClusterPlace
 
 # --- backends -------------------------------------------------------------------------------------
 # The devices of this machine by PJRT platform, and lookup of a device by name.

@@ -38,7 +38,7 @@ from jaxprtool.ir.conversions import with_scalar_predicates
 from jaxprtool.ir.differences import counterparts
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.dtypes import as_array, is_extended
-from jaxprtool.ir.equations import all_jaxprs, variables
+from jaxprtool.ir.equations import all_jaxprs, free_variables, variables
 from jaxprtool.ir.equivalence import is_cast, same_operation
 from jaxprtool.ir.evaluation import LoopOperands, branch_of, row_of, slice_number
 from jaxprtool.ir.frames import frames_now
@@ -745,19 +745,68 @@ def find_divergence(
         replace(variant, program=with_scalar_predicates(variant.program)) for variant in variants
     )
     variants = first, second
+    found, strict = _divergence_point(
+        variants, arguments, results, tolerance, on_progress, positions, exact, executor
+    )
+    if found is not None:
+        return _DivergenceDescriber(variants[0], found, tolerance).divergence(
+            variants[0].name, variants[1].name, strict and not exact
+        )
+    why = "every result is within tolerance"
+    return Divergence(variants[0].name, variants[1].name, why=why)
+
+
+def _divergence_point(
+    variants: tuple[Variant, Variant],
+    arguments: tuple[Sequence[Any], Sequence[Any]],
+    results: tuple[Sequence[Any], Sequence[Any]] | None,
+    tolerance: Tolerance,
+    on_progress: Callable[[str], object],
+    positions: Sequence[tuple[int, int]] | None,
+    exact: bool,
+    executor: Callable[[Variant, Sequence[Any]], Executor],
+) -> tuple[DivergencePoint | None, bool]:
+    """Return where two variants diverge, or None; and whether the tolerance is of each element."""
     executors: Any = tuple(executor(*pair) for pair in zip(variants, arguments, strict=True))
     bodies: Any = tuple(variant.program.jaxpr for variant in variants)
     placed = executors[0].arguments, executors[1].arguments
-    names = variants[0].name, variants[1].name
     for strict in (True,) if exact else (False, True):
         comparator = Comparator(tolerance, strict, exact)
         search = DivergenceSearch(comparator, executors, on_progress)
         found = search.find(bodies, placed, results, positions=positions)
         if found is not None:
-            return _DivergenceDescriber(variants[0], found, tolerance).divergence(
-                *names, strict and not exact
-            )
-    return Divergence(*names, why="every result is within tolerance")
+            return found, strict
+    return None, True
+
+
+def diverging_part(
+    programs: tuple[Program, Program], arguments: Sequence[Any]
+) -> tuple[ClosedJaxpr, list[Any]] | None:
+    """Return the equations of a program that another one computes differently, with operands.
+
+    Args:
+        programs: The reference and the other program.
+        arguments: Their flat arguments.
+
+    Returns:
+        A jaxpr of the first equation that differs, after those of the reference alone that lead to
+        it, and the values of its arguments, on which both programs agree. None if all results do.
+    """
+    before, after = (
+        Variant(name, with_scalar_predicates(program), op_by_op=True)
+        for name, program in zip(("before", "after"), programs, strict=True)
+    )
+    both, default = (arguments, arguments), Tolerance()
+    point, _ = _divergence_point(
+        (before, after), both, None, default, lambda doing: None, None, False, Executor
+    )
+    if point is None or not point.results:
+        return None
+    run, outs = point.runs[0], variables([old for old, _ in point.results])
+    eqns = needed(run.jaxpr, outs, {old for old, _ in point.operands})
+    operands = [*free_variables(eqns, outs)]
+    body = jaxcompat.new_jaxpr((), (), operands, outs, eqns, run.jaxpr.debug_info)
+    return body, run.values(operands)
 
 
 class _DivergenceDescriber:

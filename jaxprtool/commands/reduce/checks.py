@@ -6,7 +6,8 @@
     mismatch -p PIPELINE    the passes change the results; with two -p, the two results differ
     mismatch --backends A,B the results differ between two backends
     error TEXT              compiling or running fails, and the message contains the text
-    anything else           a shell command, with {} for the program's file, exits with 0
+    anything else           a shell command, with {} for the program's file or {mlir} for its
+                            StableHLO, exits with 0
 
 `crash`, `timeout` and `error` also take `-p PIPELINE`: passes to run on the program first.
 """
@@ -15,9 +16,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import signal
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
@@ -25,6 +28,7 @@ import jax
 import numpy as np
 
 from jaxprtool import jaxcompat, processes
+from jaxprtool.commands.compare.divergence import diverging_part
 from jaxprtool.commands.nans.nans import find_nan, nan_cone
 from jaxprtool.errors import (
     ArgumentsError,
@@ -37,13 +41,14 @@ from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arrays import first_value_difference, random_argument
 from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
 from jaxprtool.execute.sandbox import ForkOutcome
+from jaxprtool.formats.emission import Emission, format_of
 from jaxprtool.formats.jaxpr.read import parse_program
-from jaxprtool.formats.jaxpr.write import program_file_text, write
+from jaxprtool.formats.jaxpr.write import program_file_text
 from jaxprtool.ir.equations import is_flat
 from jaxprtool.ir.evaluation import Interpreter, bind
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.regions import Cond, Scan, While, view
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.passes.framework import Pipeline, load_plugin
 from jaxprtool.passes.reduction import with_body
 
@@ -219,15 +224,20 @@ class NanCheck(Check):
         cone = nan_cone(program, tuple(self.arguments(program, values)))
         if cone is None:
             return None
-        names = [f"v{i}" for i in range(len(cone[1]))]
-        alone = with_body(program.replace(jit=None), cone[0], names)
-        by_name = dict(zip(names, map(picklable, cone[1]), strict=True))
-        return program_file_text(alone, callbacks="stub"), {
-            name: by_name[name] for name in alone.arg_names
-        }
+        return _guess(program, *cone)
 
     def same(self, seen: Any, first: Any) -> bool:
         return seen is not None and first[0] in seen
+
+
+def _guess(program: Program, body: ClosedJaxpr, operands: Sequence[Any]) -> Guess:
+    """Return equations of a program as a guess, with the values of their operands."""
+    names = [f"v{i}" for i in range(len(operands))]
+    alone = with_body(program.replace(jit=None), body, names)
+    by_name = dict(zip(names, map(picklable, operands), strict=True))
+    return program_file_text(alone, callbacks="stub"), {
+        name: by_name[name] for name in alone.arg_names
+    }
 
 
 class _ByEquation(Interpreter):
@@ -286,6 +296,17 @@ class MismatchCheck(Check):
             )
         return _mismatch((before, after), arguments, one, other)
 
+    def guess(self, program: Program, values: Values) -> Guess | None:
+        """Return the equations that the passes rewrite, at the first value that differs."""
+        if len(self.pipelines) != 1:
+            return None
+        keep_kernels()
+        before, after = self.pair(program)
+        if before.arg_names != program.arg_names or before.arg_names != after.arg_names:
+            return None
+        part = diverging_part((before, after), self.arguments(program, values))
+        return None if part is None else _guess(program, *part)
+
     def _on(self, name: str, program: Program, arguments: Sequence[Any]) -> list[Any]:
         device = backends.device(name, 0)
         with jax.default_device(device):
@@ -333,10 +354,10 @@ class ErrorCheck(Check):
 class CommandCheck(Check):
     """A shell command that is given the program's file exits with 0."""
 
-    usage = "a command with {} for the program's file"
+    usage = "a command with {} for the program's file, or {mlir} for its StableHLO"
 
     def validate(self) -> None:
-        if "{}" not in self.given[0]:
+        if not _FILES.search(self.given[0]):
             name = self.given[0].split()[0] if self.given[0].split() else ""
             hint = did_you_mean(name, list(CHECKS))
             raise ArgumentsError(
@@ -344,16 +365,24 @@ class CommandCheck(Check):
             )
 
     def evidence(self, program: Program, values: Values) -> Any:
-        path = os.path.join(os.environ[FOLDER], f"try-{os.getpid()}.jaxpr")
-        write(program, path, callbacks="stub")
+        start = os.path.join(os.environ[FOLDER], f"try-{os.getpid()}")
+        paths = {suffix: f"{start}.{suffix or 'jaxpr'}" for suffix in _FILES.findall(self.given[0])}
         try:
-            command = self.given[0].replace("{}", shlex.quote(path))
+            for path in paths.values():
+                emission = Emission(*format_of(path), source=True, callbacks="stub")
+                emission.write([(program.name, program)], path)
+            command = _FILES.sub(lambda match: shlex.quote(paths[match[1]]), self.given[0])
             done = processes.run_process(["sh", "-c", command])
         finally:
-            os.unlink(path)
+            for path in paths.values():
+                with suppress(FileNotFoundError):
+                    os.unlink(path)
         print(done.stdout, done.stderr, "" if done.status == 0 else done, sep="\n", flush=True)
         return True if done.status == 0 else None
 
+
+#: The files of the program in a command: `{}`, or one with a suffix.
+_FILES = re.compile(r"(?<!\$)\{((?:mlir)?)\}")
 
 #: The environment variable with the folder for the files of candidates.
 FOLDER = "JAXPRTOOL_TRIES"

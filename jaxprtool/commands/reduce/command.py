@@ -15,7 +15,7 @@ from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.commands.show import pages
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.files import check_path
-from jaxprtool.formats.emission import STDOUT, Emission, Format
+from jaxprtool.formats.emission import STDOUT, Emission, format_of
 
 if TYPE_CHECKING:
     from jaxprtool.commands.reduce.checks import Check
@@ -28,7 +28,8 @@ _CheckText = Annotated[
         "--check",
         "CHECK",
         "crash; timeout SECONDS; nan; mismatch -p PIPELINE; mismatch --backends A,B; error TEXT; "
-        "or a command that exits with 0 if the check holds, with {} for the program's file.",
+        "or a command that exits with 0 if the check holds, with {} for the program's file, "
+        "{mlir} for its StableHLO.",
     ),
 ]
 _Jobs = Annotated[
@@ -49,8 +50,8 @@ _Out = Annotated[
     str | None,
     OUTPUT.option(
         "-o, --output",
-        "FILE.jaxpr",
-        "Write the program, and a script FILE.py next to it that shows the fault.",
+        "FILE",
+        "Write the program (.jaxpr, .mlir), and a script FILE.py next to it that shows the fault.",
     ),
 ]
 
@@ -75,6 +76,8 @@ def reduce_command(
     [bold]Examples[/]
 
       jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
+
+      jaxprtool reduce model.mlir --check "iree-compile {mlir} 2>&1 | grep -q 'failed to'" -o small.mlir
     """
     if out is not None:
         _check_output(out)  # before the search, which may take minutes
@@ -147,8 +150,9 @@ def _check_output(out: str) -> None:
 
     The script may replace an earlier generated script, but no other file.
     """
-    if out == STDOUT or not out.endswith(".jaxpr"):
-        raise OutputError("-o takes FILE.jaxpr, because a script is written next to it")
+    if out == STDOUT or not out.endswith(_SUFFIXES):
+        message = "-o takes FILE.jaxpr or FILE.mlir, because a script is written next to it"
+        raise OutputError(message)
     folder = os.path.dirname(os.path.abspath(out))
     if not os.path.isdir(folder):
         raise OutputError(f"cannot write '{out}': folder '{folder}' does not exist")
@@ -164,15 +168,20 @@ def _check_output(out: str) -> None:
             raise OutputError(message, "choose another name")
 
 
+#: The files that hold a whole program.
+_SUFFIXES = (".jaxpr", ".mlir", ".mlirbc")
+
+
 def _script_of(out: str) -> str:
-    return out.removesuffix(".jaxpr") + ".py"
+    return os.path.splitext(out)[0] + ".py"
 
 
 def _write(reduction: Reduction, check: Check, out: str) -> None:
     """Write the program and, if possible, a script next to it that shows the fault."""
     from jaxprtool.commands.reduce.reduction import script
 
-    emission = Emission(Format.jaxpr, callbacks="stub", on_opaque=output.note)
+    name, binary = format_of(out)
+    emission = Emission(name, binary, source=True, callbacks="stub", on_opaque=output.note)
     output.write_files([(reduction.program.name, reduction.program)], emission, out)
     beside = _script_of(out)
     try:

@@ -646,7 +646,7 @@ class ModuleReader:
             location = location.child_loc
         frames = _frames(location)
         if frames and frames[-1].file == _TEXT_OF_MODULE:
-            return [frames[-1]._replace(file=self.path)], names
+            return [_counted_from_zero(frames[-1])._replace(file=self.path)], names
         return frames, names
 
     def _place(self, op: Any) -> str:
@@ -792,8 +792,14 @@ def _frames(location: Any) -> list[UserFrame]:
 
 def _frame(place: Any, function: str) -> UserFrame:
     end = place.end_line or place.start_line
-    columns = max(place.start_col - 1, 0), max(place.end_col - 1, 0)
+    columns = place.start_col, place.end_col  # JAX writes those of Python, from zero
     return UserFrame(place.filename, place.start_line, function, columns[0], end, columns[1])
+
+
+def _counted_from_zero(frame: UserFrame) -> UserFrame:
+    """Return a frame with the columns of MLIR's parser, which count from one, as from zero."""
+    columns = {"column": frame.column - 1, "end_column": frame.end_column - 1}
+    return frame._replace(**{name: max(column, 0) for name, column in columns.items()})
 
 
 #: What JAX's lowering puts between the name of a loop or branch and those of its body.

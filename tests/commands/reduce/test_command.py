@@ -8,7 +8,9 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
+import jax.numpy as jnp
 import jaxlib
 import pytest
 
@@ -72,7 +74,75 @@ def test_an_invalid_check_is_a_one_line_error(cli):
     )
     assert cli(*CASE, "--check", "crush").err.splitlines()[-1] == "hint: did you mean 'crash'?"
     assert cli(*CASE).err.startswith("error: --check is missing")
-    assert cli(*CASE, "--check", "nan", "-o", "x.py").err.startswith("error: -o takes FILE.jaxpr")
+    refused = cli(*CASE, "--check", "nan", "-o", "x.py")
+    assert refused.err.startswith("error: -o takes FILE.jaxpr or FILE.mlir")
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_module_is_reduced_to_a_module(cli):
+    assert cli("emit", *CASE[1:], "--source", "-o", "deep.mlir").code == 0
+    check = "grep -q stablehlo.sine {mlir} && grep -q 'sin ' {}"
+    found = cli("reduce", "deep.mlir", "--check", check, "-o", "small.mlir")
+    assert found.code == 0 and "note: reduced 17 equations to 1 in " in found.err
+    text = Path("small.mlir").read_text()
+    assert text.count(" stablehlo.") == 1 and 'loc("deep.py":7:' in text
+    (eqn,) = jaxprtool.read("small.mlir").jaxpr.eqns
+    assert eqn.primitive.name == "sin" and os.path.exists("small.py")
+
+
+WRONG = """
+    from jax import lax
+    from jaxprtool import Pass
+    from jaxprtool.extend import map_equations
+
+    class Wrong(Pass):
+        "Take the product of arrays of seven elements for their difference."
+
+        name = "wrong"
+
+        def __call__(self, program):
+            def rule(eqn):
+                is_wrong = eqn.primitive.name == "sub" and eqn.outvars[0].aval.shape == (7,)
+                return [eqn.replace(primitive=lax.mul_p)] if is_wrong else None
+
+            return program.replace(jaxpr=map_equations(program.jaxpr, rule))
+"""
+
+
+def long_program(operation=lambda x, y: x - y):
+    """Return a program of 3,000 operations, one of which is on arrays of seven elements."""
+
+    def model(x):
+        for i in range(500):
+            x = jnp.sin(x) + jnp.tanh(x) * x - jnp.cos(x)
+            if i == 250:
+                x = jnp.append(operation(x[:7], x[1:]), x[7:])
+        return x
+
+    return jaxprtool.trace(model, jnp.ones(8))
+
+
+@pytest.mark.sweep
+def test_a_wrong_rewrite_is_found_in_a_module_of_3000_operations(cli, folder):
+    jaxprtool.write(long_program(), "right.jaxpr")
+    jaxprtool.write(long_program(lambda x, y: x * y), "wrong.jaxpr")
+    for name in ("right", "wrong"):
+        assert cli("emit", f"{name}.jaxpr", "-o", f"{name}.mlir").code == 0
+        (folder / f"{name}.jaxpr").unlink()
+    lines = (folder / "right.mlir").read_text().splitlines()
+    assert sum(" = stablehlo" in line for line in lines) > 3000
+    (place,) = [i for i, line in enumerate(lines, 1) if "subtract" in line and "7xf32" in line]
+
+    compared = cli("compare", "right.mlir", "wrong.mlir", "--bisect")
+    assert compared.code == 1 and "differs from right.mlir at sub\nright.mlir:" in compared.out
+    assert f"right.mlir:{place}\n" in compared.out or f"right.mlir:{place} " in compared.out
+
+    (folder / "wrong.py").write_text(textwrap.dedent(WRONG))
+    check = "mismatch -p wrong"
+    found = cli("reduce", "right.mlir", "--plugin", "wrong.py", "--check", check, "-o", "small.mlir")
+    assert found.code == 0, found.err
+    assert (folder / "small.mlir").read_text().count(" = stablehlo") <= 5
+    assert subprocess.run([sys.executable, "small.py"], capture_output=True).returncode == 1
 
 
 def test_the_script_does_not_shadow_a_module_of_the_user(cli, folder):

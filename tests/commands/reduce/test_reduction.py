@@ -236,6 +236,23 @@ def test_a_mismatch_is_a_difference_that_rounding_does_not_explain(monkeypatch):
     assert mismatch(programs(jnp.sum, 100)) == "result[1] differs in 1 of 2 elements"
 
 
+def test_the_first_guess_of_a_mismatch_is_what_the_passes_rewrite(monkeypatch):
+    def program(divide):
+        def step(x, y):
+            return divide(jnp.sin(x), y), x
+
+        return jaxprtool.trace(lambda x, ys: jax.lax.scan(step, jnp.cos(x), ys), x, jnp.ones((3, 2)))
+
+    x = jnp.array([0.1, 0.2], np.float32)
+    right, wrong = program(jnp.divide), program(lambda x, y: x / (y + 1.0))
+    monkeypatch.setattr(checks, "keep_kernels", lambda: None)
+    monkeypatch.setattr(checks.MismatchCheck, "pair", lambda self, program: (program, wrong))
+    text, values = checks.parse_check("mismatch -p dce").guess(right, {"x": x})
+    guess = checks.parse_program(text, "a guess")
+    assert [eqn.primitive.name for eqn in guess.jaxpr.eqns] == ["div"]
+    np.testing.assert_array_equal(values[guess.arg_names[0]], jnp.sin(jnp.cos(x)))
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "check, fault",

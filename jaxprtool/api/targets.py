@@ -183,9 +183,13 @@ def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
         return find_entry(file)  # type: ignore[return-value]
 
 
+#: The suffixes of programs in files; other files are recognized by what is in them.
+_SUFFIXES = (".jaxpr", ".mlir", ".mlirbc", ".exported")
+
+
 def is_file(target: str) -> bool:
     """Return True if a TARGET is a program in a file, stdin or a run, or inside one."""
-    if target == STDIN or target.endswith(".jaxpr"):
+    if target == STDIN or target.endswith(_SUFFIXES):
         return True
     if target.endswith(".py"):
         return False
@@ -222,7 +226,8 @@ def _data(target: str) -> bytes:
     except (OSError, ValueError) as error:  # ValueError for an invalid path
         hint = None
         if isinstance(error, FileNotFoundError):
-            hint = "write one with `jaxprtool opt TARGET -o FILE`"
+            command = "opt" if target.endswith(".jaxpr") else "emit"
+            hint = f"write one with `jaxprtool {command} TARGET -o FILE`"
         raise TargetError(
             f"cannot read '{target}': {getattr(error, 'strerror', None) or error}", hint
         ) from None

@@ -125,6 +125,14 @@ def concrete_mesh(
     return Mesh(chosen, wanted.axis_names, axis_types=wanted.axis_types)
 
 
+def on_set_mesh(placement: Any) -> Any:
+    """Return a sharding over a mesh without devices on the mesh that is set; others as they are."""
+    mesh = jax.sharding.get_mesh()
+    if not isinstance(placement, NamedSharding) or isinstance(placement.mesh, Mesh) or mesh.empty:
+        return placement
+    return NamedSharding(mesh, placement.spec, memory_kind=placement.memory_kind)
+
+
 def place_on_mesh(program: Program, arguments: Sequence[Any], mesh: Mesh) -> list[Any]:
     """Place the arguments on the devices of a mesh.
 

@@ -44,7 +44,7 @@ from jaxprtool.ir.documents import document
 from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.evaluation import FiniteCheck, checks_disabled
-from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, place_on_mesh, spread
+from jaxprtool.ir.meshes import concrete_mesh, mesh_in_types, on_set_mesh, place_on_mesh, spread
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.symbols import example_sizes, found_sizes
@@ -519,6 +519,8 @@ def call_form(program: Program) -> CallForm:
     or if the class of a container accepts only arrays.
     """
     flat = jaxcompat.jaxpr_as_fun(program.jaxpr)
+    if program.jit is not None:
+        program = program.replace(jit=program.jit.placed_by(on_set_mesh))
     keywords, effects = program.jit_keywords, bool(program.jaxpr.effects)
     donated = frozenset(keywords.get("donate_argnums", ()))
     groups = [group for part in program.in_tree.children() for group in part.children()]

@@ -299,39 +299,46 @@ def _(op: Operation) -> Any:
     return lax.broadcasted_iota(aval.dtype, aval.shape, axis)
 
 
-def _with_counts(name: str, combine: Callable[[Any, Any], Any]) -> None:
+def also(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of a further rule for an operation, for operands that are `Lazy`.
+
+    If it returns None, the rule applies that the operation had.
+    """
     plain = stablehlo_rules[name]
 
-    @rule(stablehlo_rules, name)
-    @lazy
-    def _(op: Operation, x: Any, y: Any) -> Any:
-        combined = combine(x, y) if isinstance(x, Count) or isinstance(y, Count) else None
-        return plain(op, x, y) if combined is None else combined
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @rule(stablehlo_rules, name)
+        @lazy
+        def apply(op: Operation, *operands: Any) -> Any:
+            result = function(op, *operands)
+            return plain(op, *operands) if result is None else result
+
+        return apply
+
+    return add
 
 
-def _times(x: Any, y: Any) -> Any:
+@also("stablehlo.multiply")
+def _(op: Operation, x: Any, y: Any) -> Any:
     count, factor = (x, y) if isinstance(x, Count) else (y, x)
-    if isinstance(factor, Splat):
+    if isinstance(count, Count) and isinstance(factor, Splat):
         return _counted(Count(count.shape, [step * int(factor.scalar) for step in count.steps]))
     return None
 
 
-def _plus(x: Any, y: Any) -> Any:
+@also("stablehlo.add")
+def _(op: Operation, x: Any, y: Any) -> Any:
     if isinstance(x, Count) and isinstance(y, Count):
         steps = [a + b for a, b in zip(x.steps, y.steps, strict=True)]
         return _counted(Count(x.shape, steps))
     return None
 
 
-def _upper(x: Any, y: Any) -> Any:
+@also("stablehlo.shift_right_logical")
+def _(op: Operation, x: Any, y: Any) -> Any:
     if isinstance(x, Count) and isinstance(y, Splat) and int(y.scalar) == 32:
         return Count(x.shape, [0] * len(x.shape))
     return None
-
-
-_with_counts("stablehlo.multiply", _times)
-_with_counts("stablehlo.add", _plus)
-_with_counts("stablehlo.shift_right_logical", _upper)
 
 
 # --- shapes ---------------------------------------------------------------------------------------

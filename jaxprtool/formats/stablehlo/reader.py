@@ -46,7 +46,7 @@ from jaxprtool.errors import (
 from jaxprtool.ir.equations import named
 from jaxprtool.ir.expansions import expansion_rules
 from jaxprtool.ir.process import without_collector
-from jaxprtool.ir.program import JitOptions, Program, ValueOptions
+from jaxprtool.ir.program import JitOptions, Program, ValueOptions, Values
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
@@ -273,7 +273,7 @@ class ModuleReader:
             if "sym_name" in op.attributes:
                 kind = self.functions if op.name == "func.func" else self.symbols
                 kind[op.attributes["sym_name"].value] = op
-        self._jaxprs: dict[str, ClosedJaxpr | None] = {}
+        self._jaxprs: dict[Any, ClosedJaxpr | None] = {}  # by name and mesh
         self._types: dict[Any, jax.ShapeDtypeStruct] = {}
         self._attributes: dict[Any, Any] = {}
         self.dtypes = _dtypes()
@@ -375,17 +375,26 @@ class ModuleReader:
         return (attributes if named else main.attributes)["sym_name"].value
 
     def _options(self, main: Any, program: Program) -> JitOptions | None:
-        """Return the donated arguments; None if there are none."""
-        if "arg_attrs" not in main.attributes:
-            return None
-        donated = tuple(
-            ValueOptions(name, tuple(aval.shape), aval.dtype, donated=True)
-            for (name, aval), attributes in zip(
-                program.arguments, main.attributes["arg_attrs"], strict=True
-            )
-            if any(key in attributes for key in ("jax.buffer_donor", "tf.aliasing_output"))
+        """Return the shardings of arguments and results, and what is donated; None without any."""
+        arguments, results = (
+            self._value_options(main, key, values)
+            for key, values in (("arg_attrs", program.arguments), ("res_attrs", program.results))
         )
-        return JitOptions(arguments=donated) if donated else None
+        return JitOptions(arguments, results) if arguments or results else None
+
+    def _value_options(self, main: Any, key: str, values: Values) -> tuple[ValueOptions, ...]:
+        if key not in main.attributes:
+            return ()
+        op, options = Operation(main, self), []
+        for (name, aval), attributes in zip(values, main.attributes[key], strict=True):
+            donated = any(donor in attributes for donor in _DONORS)
+            placement = None
+            if "sdy.sharding" in attributes:
+                placement = stablehlo_rules["sdy.sharding"](op, attributes["sdy.sharding"])
+            if donated or placement is not None:
+                shape = tuple(aval.shape)
+                options.append(ValueOptions(name, shape, aval.dtype, placement, donated))
+        return tuple(options)
 
     @cached_property
     def _is_wide(self) -> bool:
@@ -397,12 +406,13 @@ class ModuleReader:
 
     def call(self, name: str, args: Sequence[Any]) -> list[Any]:
         """Return the results of a call of a function: a jit of its name."""
-        if name not in self._jaxprs:
-            self._jaxprs[name] = None
+        key = name, jax.sharding.get_abstract_mesh()
+        if key not in self._jaxprs:
+            self._jaxprs[key] = None
             function = self.functions[name]
             avals = [self._aval(x.type, function) for x in self._block_of(function).arguments]
-            self._jaxprs[name] = self._traced(function, avals)
-        jaxpr = self._jaxprs[name]
+            self._jaxprs[key] = self._traced(function, avals)
+        jaxpr = self._jaxprs[key]
         if jaxpr is None:
             raise UnsupportedError(f"{self.path}: the function '{name}' calls itself")
         return jaxcompat.call_jit(jaxpr, name, args)
@@ -686,6 +696,9 @@ class ModuleReader:
 _TEXT_OF_MODULE = "-"
 
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return", "mhlo.return"))
+
+#: Attributes of donated arguments.
+_DONORS = ("jax.buffer_donor", "tf.aliasing_output")
 
 #: Attributes that do not change what an operation computes.
 _HINTS = ("mhlo.frontend_attributes", "mhlo.sharding", "sdy.sharding_rule", "xla_shape")

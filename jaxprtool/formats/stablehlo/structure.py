@@ -1,4 +1,4 @@
-"""Rules for operations with regions, for calls, and for shardings.
+"""Rules for operations with regions, and for calls.
 
 Regions that `lax` has names for are recovered: a `reduce` that adds becomes `reduce_sum`, a `while`
 with a counter becomes a `scan`, which has a reverse mode. Others stay as they are, under the
@@ -16,9 +16,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax.extend.core import primitives
-from jax.extend.mlir.dialects import sdy as sdy_dialect
 from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
-from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.stablehlo.operations import (
@@ -40,7 +38,6 @@ from jaxprtool.ir.rules import rule
 
 #: The bindings of the dialect, which have no types.
 stablehlo: Any = stablehlo_dialect
-sdy: Any = sdy_dialect
 
 # --- regions --------------------------------------------------------------------------------------
 # What a region computes, if it has a name.
@@ -921,49 +918,3 @@ def _(op: Operation, options: Any, x: Any) -> Any:
         return [x, s, left, right, _failed(s[..., 0])]
     u, s, vt = lax.linalg.svd(x, full_matrices=options["mode"] == "A")
     return [x, s, u, vt, _failed(s[..., 0])]
-
-
-# --- shardings ------------------------------------------------------------------------------------
-
-
-@rule(stablehlo_rules, "@Sharding")
-def _(op: Operation, x: Any) -> Any:
-    """Return the operand: an annotation of the partitioner before Shardy, which has no mesh."""
-    op.attributes.clear()
-    return x
-
-
-@rule(
-    stablehlo_rules,
-    "@SPMDFullToShardShape",
-    "@SPMDShardToFullShape",
-    "@annotate_device_placement",
-)
-def _(op: Operation, *operands: Any) -> Any:
-    raise op.refused("it is for one of several devices or memories")
-
-
-@rule(stablehlo_rules, "sdy.sharding_constraint")
-@lazy
-def _(op: Operation, x: Any) -> Any:
-    sharding = named_sharding(op, op.attributes.pop("sharding"))
-    return x if sharding is None else lax.with_sharding_constraint(forced(x), sharding)
-
-
-def named_sharding(op: Operation, attribute: Any) -> NamedSharding | None:
-    """Return a sharding of Shardy as JAX's; None on a mesh without axes."""
-    read = sdy.TensorShardingAttr(attribute)
-    mesh = sdy.MeshAttr(op.reader.symbols[str(read.mesh_or_ref).lstrip("@")].attributes["mesh"])
-    axes = [sdy.MeshAxisAttr(axis) for axis in mesh.axes]
-    if not axes:
-        return None
-    entries = []
-    for dimension in read.dimension_shardings:
-        part = sdy.DimensionShardingAttr(dimension)
-        names = [sdy.AxisRefAttr(axis) for axis in part.axes]
-        if any(axis.sub_axis_info is not None for axis in names):
-            raise op.refused("it splits an axis of the mesh")
-        entry = tuple(axis.name for axis in names)
-        entries.append(entry or (None if part.is_closed else PartitionSpec.UNCONSTRAINED))
-    abstract = AbstractMesh(tuple(axis.size for axis in axes), tuple(axis.name for axis in axes))
-    return NamedSharding(abstract, PartitionSpec(*entries))

@@ -139,7 +139,9 @@ def test_a_wrong_rewrite_is_found_in_a_module_of_3000_operations(cli, folder):
 
     (folder / "wrong.py").write_text(textwrap.dedent(WRONG))
     check = "mismatch -p wrong"
-    found = cli("reduce", "right.mlir", "--plugin", "wrong.py", "--check", check, "-o", "small.mlir")
+    found = cli(
+        "reduce", "right.mlir", "--plugin", "wrong.py", "--check", check, "-o", "small.mlir"
+    )
     assert found.code == 0, found.err
     assert (folder / "small.mlir").read_text().count(" = stablehlo") <= 5
     assert subprocess.run([sys.executable, "small.py"], capture_output=True).returncode == 1

@@ -241,7 +241,9 @@ def test_the_first_guess_of_a_mismatch_is_what_the_passes_rewrite(monkeypatch):
         def step(x, y):
             return divide(jnp.sin(x), y), x
 
-        return jaxprtool.trace(lambda x, ys: jax.lax.scan(step, jnp.cos(x), ys), x, jnp.ones((3, 2)))
+        return jaxprtool.trace(
+            lambda x, ys: jax.lax.scan(step, jnp.cos(x), ys), x, jnp.ones((3, 2))
+        )
 
     x = jnp.array([0.1, 0.2], np.float32)
     right, wrong = program(jnp.divide), program(lambda x, y: x / (y + 1.0))

@@ -283,3 +283,13 @@ def test_impossible_sizes_are_a_one_line_error(lengths, cli, args, message):
     found = cli("run", "p.jaxpr", *([] if args is None else ["--args", args]))
     assert found.code == 2 and message in found.err
     assert found.err.startswith("error: ") and "Please see" not in found.err
+
+
+def test_a_module_over_a_mesh_without_devices_runs_on_the_first_devices(cli, tmp_path):
+    rows = jax.sharding.NamedSharding(jax.make_mesh((4,), ("a",)), jax.P("a"))
+    module = jax.jit(lambda x: x * 2, in_shardings=rows).lower(np.ones(8)).compiler_ir()
+    (tmp_path / "m.mlir").write_text(module.operation.get_asm())
+    done = cli("run", str(tmp_path / "m.mlir"), "--args", "ones(f32[8])")
+    assert "cpu:0, cpu:1, cpu:2, cpu:3" in done.out, done.err
+    missing = cli("run", str(tmp_path / "n.mlir"))
+    assert missing.code == 2 and missing.err.startswith("error: cannot read ")

@@ -1,0 +1,409 @@
+"""Rules for meshes: shardings, computations by device, and the collectives in them.
+
+A manual computation becomes a `shard_map` over a mesh without devices. StableHLO numbers devices,
+and `lax` names the axes of the mesh: groups of devices become the axes along which they lie.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations, permutations
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend.mlir.dialects import sdy as sdy_dialect
+from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from jaxprtool.formats.stablehlo.operations import BINARY, also
+from jaxprtool.formats.stablehlo.reader import (
+    Lazy,
+    Operation,
+    Splat,
+    forced,
+    lazy,
+    stablehlo_rules,
+)
+from jaxprtool.ir.rules import rule
+
+#: The bindings of the dialects, which have no types.
+sdy: Any = sdy_dialect
+stablehlo: Any = stablehlo_dialect
+
+# --- shardings ------------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "@Sharding")
+def _(op: Operation, x: Any) -> Any:
+    """Return the operand: an annotation of the partitioner before Shardy, which has no mesh."""
+    op.attributes.clear()
+    return x
+
+
+@rule(
+    stablehlo_rules,
+    "@SPMDFullToShardShape",
+    "@SPMDShardToFullShape",
+    "@annotate_device_placement",
+)
+def _(op: Operation, *operands: Any) -> Any:
+    raise op.refused("it is for one of several devices or memories")
+
+
+@rule(stablehlo_rules, "sdy.sharding_constraint", "sdy.reshard")
+@lazy
+def _(op: Operation, x: Any) -> Any:
+    sharding = named_sharding(op, op.attributes.pop("sharding"))
+    if sharding is None or all(part is PartitionSpec.UNCONSTRAINED for part in sharding.spec):
+        return x
+    return lax.with_sharding_constraint(forced(x), sharding)
+
+
+@rule(stablehlo_rules, "sdy.sharding")
+def named_sharding(op: Operation, attribute: Any) -> NamedSharding | None:
+    """Return a sharding of Shardy as JAX's; None on a mesh without axes."""
+    read = sdy.TensorShardingAttr(attribute)
+    mesh = _mesh(op, read)
+    if mesh is None:
+        return None
+    entries = []
+    for dimension in read.dimension_shardings:
+        names = _axes(op, dimension)
+        is_closed = sdy.DimensionShardingAttr(dimension).is_closed
+        entries.append(names or (None if is_closed else PartitionSpec.UNCONSTRAINED))
+    around = jax.sharding.get_abstract_mesh()
+    return NamedSharding(mesh if around.empty else around, PartitionSpec(*entries))
+
+
+def _mesh(op: Operation, sharding: Any) -> AbstractMesh | None:
+    """Return the mesh of a sharding of Shardy; None if it has no axes."""
+    if [*sharding.unreduced_axes]:
+        raise op.refused("a sharding whose sums are open")
+    return _mesh_named(op, str(sharding.mesh_or_ref))
+
+
+def _mesh_named(op: Operation, name: str) -> AbstractMesh | None:
+    """Return a mesh of the module, "@mesh", without devices; None if it has no axes."""
+    if not name.startswith("@"):
+        raise op.refused(f"a mesh without a name, {name}")
+    read = sdy.MeshAttr(op.reader.symbols[name[1:].strip('"')].attributes["mesh"])
+    if [*read.device_ids]:
+        raise op.refused(f"the mesh {name} orders its devices itself")
+    axes = [sdy.MeshAxisAttr(axis) for axis in read.axes]
+    if not axes:
+        return None
+    sizes, names = tuple(axis.size for axis in axes), tuple(axis.name for axis in axes)
+    return AbstractMesh(sizes, names, axis_types=(AxisType.Auto,) * len(names))
+
+
+def _axes(op: Operation, dimension: Any) -> tuple[str, ...]:
+    """Return the axes of the mesh along which a dimension is divided."""
+    names = [sdy.AxisRefAttr(axis) for axis in sdy.DimensionShardingAttr(dimension).axes]
+    if any(axis.sub_axis_info is not None for axis in names):
+        raise op.refused("it splits an axis of the mesh")
+    return tuple(axis.name for axis in names)
+
+
+# --- manual computations --------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "sdy.manual_computation")
+def _(op: Operation, *operands: Any) -> Any:
+    ins, outs = (
+        [sdy.TensorShardingAttr(x) for x in sdy.TensorShardingPerValueAttr(attribute).shardings]
+        for attribute in map(op.attributes.pop, ("in_shardings", "out_shardings"))
+    )
+    manual = frozenset(re.findall(r'"([^"]*)"', str(op.attributes.pop("manual_axes"))))
+    body = op.body()
+    if not manual or not outs:
+        return body(*operands)
+    mesh = _mesh(op, (ins + outs)[0])
+    around = jax.sharding.get_abstract_mesh()
+    computed = jax.shard_map(
+        lambda *shards: tuple(map(forced, body(*shards))),
+        mesh=mesh if around.empty else None,
+        in_specs=tuple(_manual_spec(op, sharding, manual) for sharding in ins),
+        out_specs=tuple(_manual_spec(op, sharding, manual) for sharding in outs),
+        axis_names=manual,
+        check_vma=False,
+    )
+    return computed(*operands)
+
+
+def _manual_spec(op: Operation, sharding: Any, manual: frozenset[str]) -> PartitionSpec:
+    """Return the manual axes of a sharding; the partitioner chooses how the others are used."""
+    dimensions = (_axes(op, dimension) for dimension in sharding.dimension_shardings)
+    return PartitionSpec(*(tuple(name for name in names if name in manual) for names in dimensions))
+
+
+class _Devices:
+    """The mesh on which an operation runs, and the numbers of its devices.
+
+    Attributes:
+        names: The names of its axes of more than one device.
+        numbers: The number of the device at each place of these axes.
+    """
+
+    def __init__(self, op: Operation) -> None:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            raise op.refused("it is not in a computation over a mesh")
+        sizes = {name: size for name, size in mesh.shape.items() if size > 1}
+        self.names = tuple(sizes)
+        self.numbers = np.arange(math.prod(sizes.values())).reshape(tuple(sizes.values()))
+        self._op, self._manual = op, {*mesh.manual_axes}
+
+    def size(self, name: str) -> int:
+        """Return the number of devices along an axis."""
+        return self.numbers.shape[self.names.index(name)]
+
+    def along(self, axes: Sequence[str]) -> np.ndarray:
+        """Return the devices along some axes, in their order: a row for each place of the others."""
+        positions = [self.names.index(name) for name in axes]
+        rest = [i for i in range(len(self.names)) if i not in positions]
+        count = math.prod(self.numbers.shape[i] for i in positions)
+        return np.transpose(self.numbers, (*rest, *positions)).reshape(-1, count)
+
+    def choices(self, choose: Any = permutations) -> Iterator[tuple[str, ...]]:
+        """Yield all choices of axes in all orders, the fewest and those in order first."""
+        for count in range(len(self.names) + 1):
+            yield from choose(self.names, count)
+
+    def manual(self, axes: Sequence[str]) -> tuple[str, ...]:
+        """Return these axes, if they are not left to the partitioner."""
+        if others := [name for name in axes if name not in self._manual]:
+            raise self._op.refused(f"axes that are left to the partitioner: {', '.join(others)}")
+        return tuple(axes)
+
+    def groups(self, groups: np.ndarray) -> tuple[tuple[str, ...], list[list[int]] | None]:
+        """Return the axes along which groups of devices lie.
+
+        If they are not all devices along some axes, the groups follow that each row of devices
+        along these axes has, as `lax` takes them: of places in the row.
+        """
+        wanted = {tuple(map(int, group)) for group in groups}
+        for axes in self.choices():
+            if {tuple(map(int, row)) for row in self.along(axes)} == wanted:
+                return self.manual(axes), None
+        for axes in self.choices():
+            rows = [
+                [[list(row).index(i) for i in group] for group in wanted if {*group} <= {*row}]
+                for row in map(np.ndarray.tolist, self.along(axes))
+            ]
+            first = sorted(rows[0])
+            if all(sorted(row) == first for row in rows) and sum(map(len, first)) == len(
+                self.along(axes)[0]
+            ):
+                return self.manual(axes), first
+        raise self._op.refused("groups of devices that do not lie along axes of the mesh")
+
+    def pairs(self, pairs: np.ndarray) -> tuple[tuple[str, ...], list[tuple[int, int]]]:
+        """Return the axes along which data moves, with pairs of places on them."""
+        wanted = {(int(source), int(target)) for source, target in pairs}
+        for axes in self.choices(combinations):
+            rows = self.along(axes).tolist()
+            places = [
+                {
+                    (row.index(source), row.index(target))
+                    for source, target in wanted
+                    if source in row and target in row
+                }
+                for row in rows
+            ]
+            if axes and all(row == places[0] for row in places):
+                if len(places[0]) * len(rows) == len(wanted):
+                    return self.manual(axes), sorted(places[0])
+        raise self._op.refused("pairs of devices that do not lie along axes of the mesh")
+
+
+def _groups(op: Operation) -> tuple[tuple[str, ...], list[list[int]] | None]:
+    """Return the axes of a collective of groups of partitions, and groups in them or None."""
+    is_partitions = op.attributes.pop("channel_handle", None) is not None
+    op.attributes.pop("use_global_device_ids", None)
+    groups = op.take("replica_groups")
+    if not is_partitions:
+        raise op.refused("it is over replicas")
+    devices = _Devices(op)
+    if isinstance(groups, np.ndarray):
+        if (groups < 0).any():
+            raise op.refused("groups of different sizes")
+        return devices.groups(groups)
+    read = stablehlo.ReplicaGroupMeshAxesAttr(groups)
+    mesh = _mesh_named(op, str(read.mesh))
+    axes = [stablehlo.AxisRefAttr(axis) for axis in read.axes]
+    if mesh is None or mesh.shape != jax.sharding.get_abstract_mesh().shape:
+        raise op.refused("its mesh is another one than that of the computation")
+    if any(axis.sub_axis_info is not None for axis in axes):
+        raise op.refused("it splits an axis of the mesh")
+    names = [axis.name for axis in axes]
+    return devices.manual([name for name in names if name in devices.names]), None
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+@rule(stablehlo_rules, "stablehlo.all_reduce")
+def _(op: Operation, *operands: Any) -> Any:
+    axes, groups = _groups(op)
+    combine = _combiner(op.block())
+    if not axes:
+        return operands
+    if combine in _REDUCTIONS and not any(x.dtype == np.bool_ for x in operands):
+        return [_REDUCTIONS[combine](x, axes, axis_index_groups=groups) for x in operands]
+    if combine is None:
+        raise op.refused("it reduces by an operation that is not commutative")
+    gathered = [lax.all_gather(x, axes, axis_index_groups=groups) for x in operands]
+    return [_reduced(combine, x) for x in gathered]
+
+
+_REDUCTIONS: dict[Any, Callable[..., Any]] = {
+    lax.add: lax.psum,
+    lax.max: lax.pmax,
+    lax.min: lax.pmin,
+}
+
+_REDUCERS: dict[Any, Callable[..., Any]] = {
+    lax.add: lax.reduce_or,  # of booleans
+    lax.max: lax.reduce_or,
+    lax.min: lax.reduce_and,
+    lax.mul: lax.reduce_prod,
+    lax.bitwise_and: lax.reduce_and,
+    lax.bitwise_or: lax.reduce_or,
+    lax.bitwise_xor: lax.reduce_xor,
+}
+
+
+def _reduced(combine: Any, gathered: Any) -> Any:
+    return _REDUCERS[combine](gathered, axes=(0,))
+
+
+def _combiner(block: Any) -> Any | None:
+    """Return the function by which a collective reduces; None if `lax` has none.
+
+    The partitioner's annotations of its scalars say nothing.
+    """
+    steps = [view.operation for view in block.operations]
+    steps = [step for step in steps if step.name != "sdy.sharding_constraint"]
+    match steps:
+        case [op, _] if {*op.operands} == {*block.arguments}:
+            combine = BINARY.get(op.name)
+            return combine if combine in _REDUCERS else None
+    return None
+
+
+@rule(stablehlo_rules, "stablehlo.all_gather")
+def _(op: Operation, *operands: Any) -> Any:
+    axes, groups = _groups(op)
+    dimension = op.take("all_gather_dim")
+    if not axes:
+        return operands
+    options = {"axis": dimension, "axis_index_groups": groups, "tiled": True}
+    return [lax.all_gather(x, axes, **options) for x in operands]
+
+
+@rule(stablehlo_rules, "stablehlo.reduce_scatter")
+def _(op: Operation, x: Any) -> Any:
+    axes, groups = _groups(op)
+    dimension, combine = op.take("scatter_dimension"), _combiner(op.block())
+    if not axes:
+        return x
+    if combine is not lax.add or x.dtype == np.bool_:
+        raise op.refused("it reduces by another operation than a sum")
+    options = {"scatter_dimension": dimension, "axis_index_groups": groups, "tiled": True}
+    return lax.psum_scatter(x, axes, **options)
+
+
+@rule(stablehlo_rules, "stablehlo.all_to_all")
+def _(op: Operation, *operands: Any) -> Any:
+    axes, groups = _groups(op)
+    split, concat = op.take("split_dimension"), op.take("concat_dimension")
+    op.attributes.pop("split_count", None)  # the size of the groups
+    if not axes:
+        return operands
+    options = {"axis_index_groups": groups, "tiled": True}
+    return [lax.all_to_all(x, axes, split, concat, **options) for x in operands]
+
+
+@rule(stablehlo_rules, "stablehlo.collective_permute")
+def _(op: Operation, *operands: Any) -> Any:
+    if op.attributes.pop("channel_handle", None) is None:
+        raise op.refused("it is over replicas")
+    axes, pairs = _Devices(op).pairs(np.asarray(op.take("source_target_pairs")))
+    return [lax.ppermute(x, axes, pairs) for x in operands]
+
+
+@rule(stablehlo_rules, "stablehlo.collective_broadcast")
+def _(op: Operation, x: Any) -> Any:
+    """Return the operand of the first device of each group."""
+    axes, groups = _groups(op)
+    if not axes:
+        return x
+    gathered = lax.all_gather(x, axes, axis_index_groups=groups)
+    return lax.index_in_dim(gathered, 0, keepdims=False)
+
+
+# --- numbers of devices ---------------------------------------------------------------------------
+
+
+class DeviceNumber(Lazy):
+    """The number of a partition, divided by a step, and modulo a count: an index on the mesh."""
+
+    def __init__(self, op: Operation, step: int = 1, count: int | None = None) -> None:
+        super().__init__((), lambda: self.index(np.uint32))
+        self._op, self.step, self.count = op, step, count
+
+    def index(self, dtype: Any) -> Any:
+        """Return it as an index along axes of the mesh."""
+        devices = _Devices(self._op)
+        total = devices.numbers.size
+        count = self.count or total // self.step
+        sizes = devices.numbers.shape
+        steps = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        axes = [
+            name
+            for name, step in zip(devices.names, steps, strict=True)
+            if self.step <= step < self.step * count
+        ]
+        if math.prod(map(devices.size, axes)) != count:
+            raise self._op.refused(f"its number / {self.step} % {count} is no index on the mesh")
+        if not axes:
+            return np.zeros((), dtype)[()]
+        return lax.convert_element_type(lax.axis_index(devices.manual(axes)), dtype)
+
+
+@rule(stablehlo_rules, "stablehlo.partition_id")
+@lazy
+def _(op: Operation) -> Any:
+    return DeviceNumber(op)
+
+
+@rule(stablehlo_rules, "stablehlo.replica_id")
+def _(op: Operation) -> Any:
+    attributes = op.reader.module.operation.attributes
+    name = "mhlo.num_replicas"
+    if name in attributes and attributes[name].value != 1:
+        raise op.refused("the module is for several replicas")
+    return np.uint32(0)
+
+
+@also("stablehlo.divide")
+def _(op: Operation, x: Any, y: Any) -> Any:
+    if isinstance(x, DeviceNumber) and isinstance(y, Splat) and x.count is None:
+        return DeviceNumber(op, x.step * int(y.scalar))
+    return None
+
+
+@also("stablehlo.remainder")
+def _(op: Operation, x: Any, y: Any) -> Any:
+    if isinstance(x, DeviceNumber) and isinstance(y, Splat) and x.count is None:
+        return DeviceNumber(op, x.step, int(y.scalar))
+    return None
+
+
+@also("stablehlo.convert")
+def _(op: Operation, x: Any) -> Any:
+    return x.index(op.result_type.dtype) if isinstance(x, DeviceNumber) else None

@@ -1,0 +1,164 @@
+"""Modules over several devices: meshes, shardings, and the collectives of manual computations."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats.lowering import module
+from jaxprtool.formats.stablehlo import read_module_program
+from jaxprtool.ir.equations import equations
+from jaxprtool.ir.program import top_jaxpr, type_check
+
+X = jnp.sin(jnp.arange(64.0) + 0.1).reshape(8, 8)
+TURN = [(i, (i + 1) % 4) for i in range(4)]
+BOTH = P("a", "b")
+
+
+@pytest.fixture(scope="module")
+def mesh():
+    return jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+
+
+def text_of(fun, *args):
+    fun = fun if hasattr(fun, "lower") else jax.jit(fun)
+    return fun.lower(*args).compiler_ir("stablehlo").operation.get_asm()
+
+
+def mapped(fun, mesh, ins=BOTH, outs=BOTH, axes=frozenset(), check=False):
+    options = {"axis_names": set(axes), "check_vma": check}
+    return jax.shard_map(fun, mesh=mesh, in_specs=ins, out_specs=outs, **options)
+
+
+def read(fun, *args):
+    program = read_module_program(text_of(fun, *args).encode(), "m.mlir")
+    type_check(program)
+    return program
+
+
+def names(program):
+    return [eqn.primitive.name for eqn in equations(top_jaxpr(program))]
+
+
+def prove(fun, mesh, has_gradient=True):
+    """Read the lowering of a function, and compare the bits of its results, and its gradients."""
+    program = read(fun, X)
+    placed = program.on_mesh(mesh)
+    wanted, result = jax.jit(fun)(X), jax.jit(placed)(X)
+    assert np.asarray(wanted).tobytes() == np.asarray(result).tobytes()
+    if has_gradient:
+        weights = jnp.cos(jnp.arange(float(wanted.size))).reshape(wanted.shape)
+        slopes = [
+            jax.jit(jax.grad(lambda x, f=f: (f(x) * weights).sum()))(X) for f in (fun, placed)
+        ]
+        np.testing.assert_allclose(*slopes, rtol=1e-5, atol=1e-6)
+    return program
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_collectives_name_the_axes_of_the_mesh(mesh, check):
+    def fun(x):
+        index = lax.axis_index("a") + 2 * lax.axis_index("b")
+        everywhere = lax.psum(x, ("b", "a")) + lax.pmean(x, "b")
+        x = lax.ppermute(x, "a", TURN) * index + everywhere
+        x = lax.psum_scatter(x, "b", scatter_dimension=0, tiled=True)
+        x = lax.all_gather(x, "b", axis=0, tiled=True)
+        return lax.all_to_all(x, "b", 1, 0, tiled=True)
+
+    program = prove(mapped(fun, mesh, check=check), mesh)
+    assert names(program)[0] == "shard_map"
+    expected = ["psum", "psum", "ppermute", "reduce_scatter", "all_gather", "all_to_all"]
+    kinds = [name for name in names(program) if name in expected]
+    assert sorted(kinds) == sorted(expected)
+    (axes,) = [e.params["axes"] for e in equations(top_jaxpr(program)) if e.params.get("axes")][:1]
+    assert set(axes) == {"a", "b"}
+
+
+def test_extremes_groups_and_booleans(mesh):
+    def fun(x):
+        largest = lax.pmax(x, "a") - lax.pmin(x, ("a", "b"))
+        pairs = lax.psum(x, "a", axis_index_groups=[[0, 2], [1, 3]])
+        rows = lax.all_gather(x, "a", axis_index_groups=[[0, 1], [2, 3]], tiled=True)
+        return largest + pairs + rows[:2] + lax.psum(x > 0.5, "b")
+
+    prove(mapped(fun, mesh), mesh, has_gradient=False)
+
+
+def test_orders_of_axes_are_kept(mesh):
+    prove(mapped(lambda x: lax.all_gather(x, ("b", "a"), tiled=True), mesh, outs=P()), mesh)
+    prove(mapped(lambda x: x * lax.axis_index(("b", "a")), mesh), mesh)
+
+
+def test_loops_branches_and_functions_in_manual_computations(mesh):
+    def fun(x):
+        x = lax.fori_loop(0, 3, lambda i, x: jnp.where(x > 0, lax.psum(x, "a"), x), x)
+        x = lax.cond(lax.axis_index("a") == 0, jnp.sin, jnp.cos, x)
+        return jax.nn.silu(x) + jax.nn.silu(lax.ppermute(x, "a", TURN))
+
+    def outside(x):
+        return jax.nn.silu(mapped(fun, mesh)(jax.nn.silu(x)))
+
+    assert "scan" in names(prove(outside, mesh))
+
+
+def test_axes_may_be_left_to_the_partitioner(mesh):
+    def fun(x):
+        x = lax.with_sharding_constraint(jnp.cos(x), P(None, "b"))
+        return lax.psum(x, "a") * lax.axis_index("a")
+
+    program = prove(mapped(fun, mesh, P("a"), P("a"), {"a"}), mesh)
+    assert "sharding_constraint" in names(program)
+
+
+def test_a_manual_computation_in_another_one(mesh):
+    def inner(x):
+        return lax.psum(x, "b")
+
+    def fun(x):
+        options = {"axis_names": {"b"}, "check_vma": False}
+        return jax.shard_map(inner, in_specs=P(None, "b"), out_specs=P(), **options)(x) * 2
+
+    program = prove(mapped(fun, mesh, P("a"), P("a"), {"a"}), mesh)
+    assert names(program).count("shard_map") == 2
+
+
+def test_a_broadcast_takes_the_first_device_of_each_group(mesh):
+    text = text_of(mapped(lambda x: lax.psum(x, "a"), mesh), X)
+    start, end = text.index('"stablehlo.all_reduce"'), text.index("}) :") + 2
+    handle = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>"
+    groups = "replica_groups = dense<[[4, 0, 2, 6], [5, 1, 3, 7]]> : tensor<2x4xi64>"
+    broadcast = f'"stablehlo.collective_broadcast"(%arg1) <{{{handle}, {groups}}}>'
+    text = f"{text[:start]}{broadcast}{text[end:]}"
+    program = read_module_program(text.encode(), "m.mlir").on_mesh(mesh)
+    np.testing.assert_array_equal(jax.jit(program)(X), jnp.tile(X[4:6], (4, 1)))
+    text = text.replace("[4, 0, 2, 6], [5, 1, 3, 7]", "[4, 0, 2, 1], [5, 6, 3, 7]")
+    with pytest.raises(UnsupportedError, match="groups of devices that do not lie along axes"):
+        read_module_program(text.encode(), "m.mlir")
+
+
+def test_shardings_of_arguments_and_results_are_options(mesh):
+    rows = NamedSharding(mesh, P("a"))
+    placed = jax.device_put(X, rows)
+    fun = jax.jit(jnp.sin, in_shardings=rows, out_shardings=rows, donate_argnums=0)
+    program = read(fun, placed)
+    options = *program.jit.arguments, *program.jit.results
+    assert [(o.name, o.placement.spec) for o in options] == [
+        ("arg0", P("a", None)),
+        ("result", P("a", None)),
+    ]
+    assert options[0].donated
+    again = module(program, keep_unused=True).operation.get_asm()
+    assert again.count('sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>') == 2
+
+
+def test_what_is_for_replicas_or_open_is_refused(mesh):
+    text = text_of(mapped(lambda x: lax.psum(x, "a"), mesh), X)
+    handle = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, "
+    assert handle in text
+    text = text.replace(handle, "").replace(", use_global_device_ids", "")
+    with pytest.raises(UnsupportedError, match=r"all_reduce .* it is over replicas"):
+        read_module_program(text.encode(), "m.mlir")

@@ -77,7 +77,7 @@ def reduce_command(
 
       jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
 
-      jaxprtool reduce model.mlir --check "iree-compile {mlir} 2>&1 | grep -q 'failed to'" -o small.mlir
+      jaxprtool reduce model.mlir --check "! iree-compile {mlir}" -o small.mlir
     """
     if out is not None:
         _check_output(out)  # before the search, which may take minutes

@@ -162,7 +162,7 @@ class _Devices:
         return self.numbers.shape[self.names.index(name)]
 
     def along(self, axes: Sequence[str]) -> np.ndarray:
-        """Return the devices along some axes, in their order: a row for each place of the others."""
+        """Return the devices along some axes, in this order, in a row for each place elsewhere."""
         positions = [self.names.index(name) for name in axes]
         rest = [i for i in range(len(self.names)) if i not in positions]
         count = math.prod(self.numbers.shape[i] for i in positions)
@@ -214,9 +214,9 @@ class _Devices:
                 }
                 for row in rows
             ]
-            if axes and all(row == places[0] for row in places):
-                if len(places[0]) * len(rows) == len(wanted):
-                    return self.manual(axes), sorted(places[0])
+            is_whole = len(places[0]) * len(rows) == len(wanted)
+            if axes and is_whole and all(row == places[0] for row in places):
+                return self.manual(axes), sorted(places[0])
         raise self._op.refused("pairs of devices that do not lie along axes of the mesh")
 
 

@@ -811,8 +811,8 @@ def _frame(place: Any, function: str) -> UserFrame:
 
 def _counted_from_zero(frame: UserFrame) -> UserFrame:
     """Return a frame with the columns of MLIR's parser, which count from one, as from zero."""
-    columns = {"column": frame.column - 1, "end_column": frame.end_column - 1}
-    return frame._replace(**{name: max(column, 0) for name, column in columns.items()})
+    column, end = (max(place - 1, 0) for place in (frame.column, frame.end_column))
+    return frame._replace(column=column, end_column=end)
 
 
 #: What JAX's lowering puts between the name of a loop or branch and those of its body.

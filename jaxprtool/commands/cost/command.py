@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
@@ -71,7 +72,8 @@ def cost_command(
 
     Loops are counted once per iteration, calls once per call, and branches as a range from the
     cheapest to the most expensive. Bytes are the memory traffic that remains after fusion. Of an
-    HLO module, a file or a module in a folder of --xla_dump_to, the kernels are counted.
+    HLO module, a file or a module in a folder of --xla_dump_to, the kernels are counted, and the
+    copies that XLA inserted are listed; with --compiled also those of a function on one device.
 
     [bold]Examples[/]
 
@@ -103,16 +105,28 @@ def cost_command(
         if not stored.module.schedule:
             output.note("before XLA's optimizations nothing is fused: the bytes are an upper bound")
         session.on_progress("counting")
-        _write([with_times(module_cost(stored.module, by), on, seconds)], on, most, json)
+        found = module_cost(stored.module, by, stored.assignment)
+        _write([with_times(found, on, seconds)], on, most, json)
         return
-    if by == "kernel":
-        raise OutputError(
-            "--by kernel groups the kernels of an HLO module",
-            "write one with `jaxprtool emit TARGET --to hlo-optimized -o FILE.hlo`",
-        )
     traced = session.traced()
     named = session.programs(traced)
     programs = [program for _, program in named]
+    if compiled and not any(program.meshes or program.sharded for program in programs):
+        program = only_program("--compiled takes", named)
+        if bandwidth is not None or measure or pprof is not None:
+            raise OutputError(
+                "--bandwidth, --measure and --pprof with --compiled need a program on several "
+                "devices"
+            )
+        session.on_progress(f"compiling {program.name}")
+        _write([with_times(_compiled_cost(program, by), on, seconds)], on, most, json)
+        return
+    if by == "kernel":
+        raise OutputError(
+            "--by kernel groups the kernels of an HLO module, or of a program compiled for one "
+            "device",
+            "add --compiled",
+        )
     session.on_progress("counting")
     estimates = [found_cost(program, by) for program in programs]
     if on is not None or measure:
@@ -146,7 +160,7 @@ def _write(
     split: Shardings | None = None,
 ) -> None:
     """Write costs as a document or as tables, after those of the devices of a single program."""
-    from jaxprtool.commands.cost.table import CostDocument, cost_table
+    from jaxprtool.commands.cost.table import CostDocument, copies_rendering, cost_table
 
     if json:
         output.write_json(CostDocument(costs[0].total, costs[0].groups, costs, split))
@@ -156,8 +170,27 @@ def _write(
 
         output.write_rendered(device_tables(split, output.width(), most))
         output.write_text("")
+        if (copies := copies_rendering(split.copies, output.width(), most)) is not None:
+            output.write_rendered(copies)
+            output.write_text("")
     beside = split is not None
     output.write_each(cost_table(cost, output.width(), most, device, beside) for cost in costs)
+
+
+def _compiled_cost(program: Program, by: By) -> Cost:
+    """Return the cost of a program's kernels, after compiling it for one device."""
+    from jaxprtool.commands.cost.modules import module_cost
+    from jaxprtool.commands.memory.compiled import compiled_for
+    from jaxprtool.ir.conversions import with_contents
+    from jaxprtool.ir.hlo.buffers import buffer_assignment
+    from jaxprtool.ir.hlo.module import compiled_module
+
+    if by == "argument":
+        raise OutputError("--by argument needs a program that is not compiled")
+    executable = compiled_for(with_contents(program), (), None)
+    module = compiled_module(executable)
+    found = module_cost(module, by, buffer_assignment(executable, module))
+    return replace(found, name=program.name)
 
 
 def require_numbers(is_symbolic: object) -> None:

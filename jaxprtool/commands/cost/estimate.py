@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.devices import ANY_UNIT, DeviceSpec
 from jaxprtool.analysis.kernels import KernelNode
@@ -42,6 +42,9 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.jaxprs import identity
 from jaxprtool.jaxcompat.source_locations import UserFrame
+
+if TYPE_CHECKING:
+    from jaxprtool.ir.hlo.copies import InsertedCopy
 
 #: The criteria by which a program's cost is grouped.
 By = Literal["line", "scope", "primitive", "dtype", "argument"]
@@ -107,6 +110,7 @@ class Group:
         return None if self.least == self.work else self.least
 
 
+@document(optional=("copies",))
 @dataclass(frozen=True)
 class Cost(Printed):
     """The cost of a program.
@@ -125,6 +129,8 @@ class Cost(Printed):
         utilization: The fraction of the device's peak FLOPs that matrix products achieve in this
             time.
         dead: The cost of dead equations, which XLA removes; None if there are none.
+        copies: The copies that XLA inserted in a module, those of most bytes first; None for a
+            program.
     """
 
     name: str
@@ -138,6 +144,7 @@ class Cost(Printed):
     seconds: float | None = None
     utilization: float | None = None
     dead: Group | None = None
+    copies: tuple[InsertedCopy, ...] | None = None
 
 
 @without_collector()

@@ -23,7 +23,8 @@ from jaxprtool.commands.cost.estimate import Cost, Group, added_tallies, group_o
 from jaxprtool.commands.cost.rules import NOTHING, Work, binary_logarithm, multiplied_pairs, total
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import Frames, Line, frames_now
-from jaxprtool.ir.hlo.buffers import CALLS
+from jaxprtool.ir.hlo.buffers import CALLS, BufferAssignment
+from jaxprtool.ir.hlo.copies import inserted_copies
 from jaxprtool.ir.hlo.module import (
     Computation,
     HloModule,
@@ -377,13 +378,16 @@ def _of_product(op: Instruction) -> int:
 
 
 @without_collector()
-def module_cost(module: HloModule, by: ModuleBy = "line") -> Cost:
+def module_cost(
+    module: HloModule, by: ModuleBy = "line", assignment: BufferAssignment | None = None
+) -> Cost:
     """Count the cost of a module, in total and by groups of what its kernels compute.
 
     Args:
         module: The module, before or after XLA's optimizations.
         by: The criterion of the groups: the user's "line", the "scope" that modules open, the
             "primitive", the "dtype" of a result, or the "kernel" that runs.
+        assignment: The memory of the module; None to derive it from its schedule.
 
     Returns:
         The cost on one device. A loop with an unknown trip count is counted once.
@@ -400,6 +404,7 @@ def module_cost(module: HloModule, by: ModuleBy = "line") -> Cost:
         tuple(sorted(groups, key=_order)),
         tuple(sorted((group_of(sent[kind], kind) for kind in sent if kind), key=_order)),
         dict(work.unknown),
+        copies=inserted_copies(module, assignment, frames_now()),
     )
 
 

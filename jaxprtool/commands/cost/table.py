@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxprtool.commands.cost.estimate import Cost, FrameCost, Group
     from jaxprtool.commands.shardings.partitions import Shardings
     from jaxprtool.commands.source.lines import Source
+    from jaxprtool.ir.hlo.copies import InsertedCopy
 
 #: The label of groups without a name.
 _UNNAMED = {
@@ -77,7 +78,21 @@ def cost_table(
     lines = list(cost_notes(cost, device, whole_arrays))
     if lines:
         parts += [Text(), *map(Text, lines)]
+    if (copies := copies_rendering(cost.copies or (), width, top)) is not None:
+        parts += [Text(), copies.renderable]
     return Rendering(Parts(*parts), width)
+
+
+def copies_rendering(
+    copies: Sequence[InsertedCopy], width: int, top: int | None
+) -> Rendering | None:
+    """Return the table of the copies that XLA inserted; None if there are none to show."""
+    if not copies:
+        return None
+    from jaxprtool.commands.memory.table import copies_table  # programs have no copies
+
+    table = copies_table(copies, top)
+    return None if table is None else Rendering(drawn(table, top), width)
 
 
 def total_text(total: Group, whole_arrays: bool = False) -> str:

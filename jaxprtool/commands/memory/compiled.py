@@ -28,7 +28,6 @@ from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import Printed, document, some
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.buffers import (
-    CALLS,
     Allocation,
     Buffer,
     BufferAssignment,
@@ -38,7 +37,9 @@ from jaxprtool.ir.hlo.buffers import (
     buffer_assignment,
     scheduled_assignment,
 )
-from jaxprtool.ir.hlo.module import HloModule, Instruction, compiled_module
+from jaxprtool.ir.hlo.copies import InsertedCopy, inserted_copies
+from jaxprtool.ir.hlo.module import HloModule, compiled_module
+from jaxprtool.ir.hlo.origins import BufferOrigins
 from jaxprtool.ir.places import UNKNOWN, Place, place_in
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.trees import common_path, without_numbers
@@ -149,6 +150,7 @@ class CompiledPeak(Printed):
         by_schedule: Whether this is the memory of the values that are live by the schedule, because
             XLA's own assignment is not known. That may have gaps between values, or place them in
             the memory of results that are not written yet.
+        copies: The copies that XLA inserted, those of most bytes first.
     """
 
     name: str
@@ -168,6 +170,7 @@ class CompiledPeak(Printed):
     lines: tuple[LineBytes, ...]
     unknown: Mapping[str, int] = field(default_factory=dict)
     by_schedule: bool = False
+    copies: tuple[InsertedCopy, ...] = ()
 
 
 def module_peak(stored: StoredModule) -> CompiledPeak:
@@ -259,6 +262,7 @@ def _peak_of(
         False,
         buffers,
         _lines(buffers, None),
+        copies=inserted_copies(module, assignment, frames),
     )
 
 
@@ -423,200 +427,6 @@ def estimated_lines(estimate: Memory) -> dict[str, int]:
 def _line(kind: str, line: Place) -> str:
     """Return the line of a buffer or of an estimated value in `LineBytes`."""
     return _LINES.get(kind) or line.user or NO_LINE
-
-
-# --- origins --------------------------------------------------------------------------------------
-# Find the user's lines that the buffers of a compiled module come from.
-
-#: Instructions that pass on the results of others.
-_HANDED_ON = CALLS | {"parameter", "tuple"}
-
-#: Instructions that copy an operand, or read or write rows: a prefix, and the position of the
-#: operand after which the result is named. A loop that writes rows stacks what it writes.
-_MOVES = {
-    "copy": ("copy of ", 0),
-    "dynamic-slice": ("a row of ", 0),
-    "dynamic-update-slice": ("", 1),
-}
-
-#: Instructions that do not name the fusion they are in.
-_LAID_OUT = frozenset({"bitcast", "tuple", "parameter", "constant"})
-
-
-@dataclass(frozen=True)
-class BufferOrigin:
-    """The source of a value.
-
-    Attributes:
-        line: The user's line, followed by the library's; "" if it has none.
-        what: The primitive, or XLA's own operation.
-        frames: The call stack, the innermost frame first.
-        is_reader: Whether the line is that of an operation that needs the value, since none of the
-            user's computes it.
-    """
-
-    line: Place = UNKNOWN
-    what: str = ""
-    frames: tuple[UserFrame, ...] = ()
-    is_reader: bool = False
-
-    @property
-    def text(self) -> str:
-        """The primitive and the user's own line: `add at model.py:9`."""
-        return " at ".join(filter(None, (self.what, self.line.user)))
-
-
-class BufferOrigins:
-    """Finds where the buffers of a module come from."""
-
-    def __init__(
-        self, module: HloModule, assignment: BufferAssignment, ranges: LiveRanges, frames: Frames
-    ) -> None:
-        self._module, self._ranges, self._frames = module, ranges, frames
-        self._numbers = assignment.groups
-        self._known: dict[int, BufferOrigin] = {}
-        self._groups = defaultdict[int, list[Buffer]](list)
-        for buffer in assignment.buffers():
-            self._groups[assignment.groups[buffer.id]].append(buffer)
-
-    def until(self, buffer: Buffer) -> str:
-        """Return the last operation that reads a buffer, or the carry that it becomes in a loop."""
-        last = None
-        for member in self._groups[self._numbers[buffer.id]]:
-            reader = self._ranges.readers.get(member.id)
-            if reader is not None and (
-                last is None or self._ranges.time[reader.id] > self._ranges.time[last.id]
-            ):
-                last = reader
-        return "" if last is None else self.made(last).text
-
-    def of(self, buffer: Buffer) -> BufferOrigin:
-        """Return the source of a buffer.
-
-        XLA's own instructions have no line. A value of a loop's carry gets the line of another
-        value in the same memory; a copy is named after its operand, and gets the line of its
-        reader.
-        """
-        return self._of(buffer, frozenset())
-
-    def made(self, instruction: Instruction) -> BufferOrigin:
-        """Return the line and the primitive of an instruction."""
-        op, stack = next(self._described(instruction), (instruction, ()))
-        return self._origin(op, stack)
-
-    def _of(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
-        """Return the source of a buffer, without following buffers of the groups in `seen`."""
-        if buffer.id not in self._known:
-            origin = self._found(buffer, seen | {self._numbers[buffer.id]})
-            if seen:  # the result may be incomplete, as buffers in `seen` were not followed
-                return origin
-            self._known[buffer.id] = origin
-        return self._known[buffer.id]
-
-    def _found(self, buffer: Buffer, seen: frozenset[int]) -> BufferOrigin:
-        instruction, number = buffer.instruction, self._numbers[buffer.id]
-        if instruction.opcode == "parameter" and self._ranges.caller(instruction) is None:
-            return BufferOrigin(UNKNOWN, instruction.op_name or instruction.name)
-        around = list(dict.fromkeys(member.instruction for member in self._groups[number]))
-        around.sort(key=lambda candidate: candidate is not instruction)
-        computed = [candidate for candidate in around if candidate.opcode not in _HANDED_ON]
-        for candidate in (*computed, *around):
-            for op, stack in self._described(candidate):
-                if not self._is_of_loop(op, candidate, around):
-                    return self._origin(op, stack)
-        for candidate in computed:
-            for word, moved in self._moved(candidate):
-                if self._numbers[moved.id] not in seen:
-                    origin = self._of(moved, seen)
-                    is_made = origin.line and not origin.is_reader
-                    located = origin if is_made else self._needed_by(instruction)
-                    what = origin.what.removeprefix(word)  # a copy of a copy is a copy
-                    return replace(located, what=f"{word}{what}")
-        for candidate in around:
-            if (source := self.made(candidate)).frames:
-                return source
-        return replace(self._needed_by(instruction), what=_opcode(self._module, instruction))
-
-    def _needed_by(self, instruction: Instruction) -> BufferOrigin:
-        """Return the source of the first operation with a line that depends on an instruction."""
-        seen, pending = {instruction.id}, [instruction]
-        while pending:
-            writer = pending.pop()
-            for buffer in self._written_by(writer):
-                reader = self._ranges.readers.get(buffer.id)
-                if reader is None or reader.id in seen:
-                    continue
-                if (origin := self.made(reader)).frames:
-                    return replace(origin, is_reader=True)
-                seen.add(reader.id)
-                pending.append(reader)
-        return BufferOrigin()
-
-    def _written_by(self, instruction: Instruction) -> Iterator[Buffer]:
-        """Yield the buffers of an instruction's result, or of the parts of a tuple."""
-        parts = range(len(instruction.shape.parts))
-        for index in ((i,) for i in parts) if parts else [()]:
-            if (buffer := self._ranges.buffer_at((instruction.id, index))) is not None:
-                yield buffer
-
-    def _moved(self, instruction: Instruction) -> Iterator[tuple[str, Buffer]]:
-        """Yield the prefix and buffer of each operand that an instruction moves; see `_MOVES`."""
-        for op in reversed(self._module.inside(instruction)):
-            if op.opcode not in _MOVES:
-                continue
-            word, position = _MOVES[op.opcode]
-            if (buffer := self._outside(instruction, op.operands[position])) is not None:
-                yield word, buffer
-
-    def _outside(self, instruction: Instruction, number: int) -> Buffer | None:
-        """Return the buffer that an operand of an instruction in a fusion comes from."""
-        if instruction.opcode == "fusion":
-            op = self._module.instructions[number]
-            while op.opcode != "parameter":
-                if not op.operands:
-                    return None
-                op = self._module.instructions[op.operands[0]]
-            number = instruction.operands[op.parameter_number]
-        return self._ranges.buffer_at((number, ()))
-
-    def _is_of_loop(
-        self, op: Instruction, instruction: Instruction, around: Sequence[Instruction]
-    ) -> bool:
-        """Return True if an operation, such as the slice of a row, belongs to a loop itself.
-
-        Args:
-            op: The operation.
-            instruction: The operation, or the fusion around it.
-            around: The instructions that write to the same place.
-        """
-        loops = [self._ranges.caller(instruction), *around]
-        frame = self._module.frames(op)[:1]
-        return any(
-            loop is not None and loop.opcode == "while" and self._module.frames(loop)[:1] == frame
-            for loop in loops
-        )
-
-    def _origin(self, op: Instruction, stack: tuple[UserFrame, ...]) -> BufferOrigin:
-        name = op.path.rpartition("/")[2]
-        location = self._frames.location_in(stack)
-        what = name or _opcode(self._module, op)
-        return BufferOrigin(self._frames.place(location), what, stack)
-
-    def _described(
-        self, instruction: Instruction
-    ) -> Iterator[tuple[Instruction, tuple[UserFrame, ...]]]:
-        """Yield the instructions with lines: itself, and those in a fusion, the last first."""
-        for op in (instruction, *reversed(self._module.inside(instruction))):
-            if stack := self._module.frames(op):
-                yield op, stack
-
-
-def _opcode(module: HloModule, instruction: Instruction) -> str:
-    """Return XLA's name of an operation; of a fusion, that of the last operation in it."""
-    inside = [op.opcode for op in module.inside(instruction)]
-    return next(
-        (opcode for opcode in reversed(inside) if opcode not in _LAID_OUT), instruction.opcode
-    )
 
 
 # --- compiled memory ------------------------------------------------------------------------------

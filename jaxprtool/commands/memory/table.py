@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from jaxprtool.commands.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
     from jaxprtool.commands.memory.donatable import Donatable
     from jaxprtool.commands.memory.estimate import Live, Memory, Point
+    from jaxprtool.ir.hlo.copies import InsertedCopy
     from jaxprtool.ir.repetition import TemporaryMemory
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -303,7 +304,10 @@ def compiled_table(
         rows.append(views.RowGroup(cells, list(_buffers(line, len(sizes)))))
     table = drawn(views.Table("", columns, rows), top, option)
     heading = Text(heading_text(peak), style=tables.HEADING)
-    return Rendering(Group(heading, *map(Text, peak_facts(peak)), Text(), table), width)
+    parts: list[RenderableType] = [heading, *map(Text, peak_facts(peak)), Text(), table]
+    if (copies := copies_table(peak.copies, top)) is not None:
+        parts += [Text(), drawn(copies, top, option)]
+    return Rendering(Group(*parts), width)
 
 
 def heading_text(peak: CompiledPeak) -> str:
@@ -363,6 +367,79 @@ def _note(buffer: PeakBuffer, line: str) -> str:
     """Return the end of the lifetime of buffers, and the other uses of their memory."""
     until = f"until {buffer.until.removesuffix(f' at {line}')}" if buffer.until else ""
     return ", ".join(filter(None, (until, buffer.shares)))
+
+
+# --- copies ---------------------------------------------------------------------------------------
+# The copies that XLA inserts, also in the tables of `cost` and `profile`.
+
+#: Copies of fewer bytes, such as the counter of a loop, are only shown if all rows are.
+_LEAST_COPY = 64
+
+#: The heading of what is copied.
+COPIED = "copied by XLA, and why"
+
+#: Why a copy is made, in words about the operations that write and read the array.
+_REASONS = {
+    "overwritten": "{written} overwrites it, {read} needs the old elements",
+    "not donated": "the argument is not donated, and {written} updates it",
+    "constant": "{written} updates it",
+    "returned": "a result needs memory of its own",
+    "another carry": "it becomes another carry of the loop",
+    "layout": "for another layout",
+}
+
+
+def copies_table(copies: Sequence[InsertedCopy], top: int | None) -> views.Table | None:
+    """Return a table of the copies that XLA inserted; None if there are none to show.
+
+    Args:
+        copies: The copies.
+        top: The number of rows that will be shown; None for all, also small copies.
+    """
+    shown = [copy for copy in copies if top is None or is_of_array(copy)]
+    if not shown:
+        return None
+    columns = (
+        views.number_column("bytes", in_bytes),
+        views.number_column("copies"),
+        views.Column(COPIED),
+    )
+    rows = [[views.bytes_cell(copy.bytes), *copy_cells(copy)] for copy in shown]
+    return views.Table("", columns, rows)
+
+
+def is_of_array(copy: InsertedCopy) -> bool:
+    """Return True if each copy is of `_LEAST_COPY` bytes or more."""
+    runs = copy.count if copy.runs is None else copy.runs
+    return copy.bytes >= _LEAST_COPY * runs > 0
+
+
+def copy_cells(copy: InsertedCopy) -> list[views.Cell]:
+    """Return the cells of how often a call makes copies, and of what is copied, and why."""
+    runs = f"{copy.count:,} x ?" if copy.runs is None else f"{copy.runs:,}"
+    return [
+        views.Cell(runs, copy.runs),
+        views.Cell(
+            [Type(f"{copy.type} "), PrimitiveName(copied_text(copy))],
+            link=copy.place or None,
+            below=views.Cell(copy_reason(copy)),
+        ),
+    ]
+
+
+def copied_text(copy: InsertedCopy) -> str:
+    """Return what is copied: `carry of the loop at model.py:20, at first params['w']`."""
+    if copy.kind == "carry":
+        return f"carry of the loop{_at(copy.loop)}, at first {copy.value}"
+    return f"argument {copy.value}" if copy.kind == "argument" else copy.value
+
+
+def copy_reason(copy: InsertedCopy) -> str:
+    """Return why a copy is made: `add at model.py:9 overwrites it, …`; "" if it is unknown."""
+    if copy.reason == "overwritten" and not copy.read:
+        return f"{copy.written} overwrites it"
+    reason = _REASONS.get(copy.reason, "")
+    return reason.format(written=copy.written, read=copy.read)
 
 
 # --- page -----------------------------------------------------------------------------------------

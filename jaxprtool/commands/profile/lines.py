@@ -20,6 +20,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.profile import Trace, TraceEvent
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import Frames, Line
+from jaxprtool.ir.hlo.copies import InsertedCopy, inserted_copies
 from jaxprtool.ir.hlo.module import HloModule
 from jaxprtool.ir.hlo.origins import CONTAINERS, OperationOrigin, OperationOrigins
 from jaxprtool.ir.hlo.partitions import collectives, moved_values
@@ -144,6 +145,23 @@ class OwnWork:
     lines: tuple[Place, ...]
 
 
+@document(optional=("seconds", "share"))
+@dataclass(frozen=True)
+class TimedCopy:
+    """Copies that XLA inserted, and their time in one call.
+
+    Attributes:
+        copy: The copies.
+        seconds: Their time; None if they are in a loop or a call that was compiled to one piece of
+            code.
+        share: Its share of the wall time.
+    """
+
+    copy: InsertedCopy
+    seconds: float | None
+    share: float | None
+
+
 @dataclass(frozen=True)
 class Peaks:
     """The highest rates of a device.
@@ -183,6 +201,7 @@ class Profile(Printed):
         operations: The time of each compiled operation.
         own: The time of XLA's own work, which is also part of the time of lines, and the time in
             which no operation ran; by kind.
+        copies: The copies that XLA inserted, those of most bytes first.
         without_module: The time of operations whose module is not in the trace.
         is_cut: Whether operations were left out because there were too many.
         flops_per_second: The FLOP/s that the program achieves, by the estimate of `cost`.
@@ -207,6 +226,7 @@ class Profile(Printed):
     primitives: tuple[Timed, ...]
     operations: tuple[TimedOperation, ...]
     own: tuple[OwnWork, ...]
+    copies: tuple[TimedCopy, ...] = ()
     without_module: float = 0.0
     is_cut: bool = False
     flops_per_second: float | None = None
@@ -341,6 +361,7 @@ class _OperationRuns:
             self._grouped(lambda origin: origin.primitive),
             tuple(sorted(self._operations(), key=_by_time)),
             tuple(sorted(self._own(explained), key=_by_time)),
+            tuple(sorted(self._copies(), key=lambda timed: -timed.copy.bytes)),
             without,
             self._trace.is_cut,
             devices=None if self._moved is None else self._moved.devices,
@@ -435,6 +456,17 @@ class _OperationRuns:
             yield OwnWork(kind, seconds, seconds / self._wall, _largest(lines[kind])[:3])
         for kind, seconds in self._without_operation(explained).items():
             yield OwnWork(kind, seconds, seconds / self._wall, ())
+
+    def _copies(self) -> Iterator[TimedCopy]:
+        ran = {program for program, _ in self._times}
+        for program, module in self._trace.modules.items():
+            for copy in inserted_copies(module, None, self._frames) if program in ran else ():
+                keys = [(program, name) for name in copy.operations]
+                if any(key in self._times for key in keys):
+                    seconds = sum(self._times.get(key, 0.0) for key in keys)
+                    yield TimedCopy(copy, seconds, seconds / self._wall)
+                else:
+                    yield TimedCopy(copy, None, None)
 
     def _without_operation(self, explained: float) -> dict[str, float]:
         """Return the time in which no operation ran, by kind."""

@@ -9,6 +9,7 @@ from rich.console import Group as Parts
 from rich.console import RenderableType
 from rich.text import Text
 
+from jaxprtool.commands.memory.table import COPIED, copy_cells, is_of_array
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.notation.tokens import BinderToken, Comment
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
         OwnWork,
         Profile,
         Timed,
+        TimedCopy,
         TimedLine,
         TimedOperation,
     )
@@ -73,6 +75,8 @@ def profile_table(
     parts: list[RenderableType] = [heading, drawn(table, option=option)]
     if own_work := [work for work in profile.own if work.share >= _SMALL]:
         parts += [Text(), drawn(own_table(own_work, heading=OWN_WORK))]
+    if copies := list(filter(_is_shown, profile.copies)):
+        parts += [Text(), drawn(_copies_table(copies), top, option)]
     parts += [Text(), *map(Text, profile_notes(profile))]
     return Rendering(Parts(*parts), width)
 
@@ -190,6 +194,25 @@ def own_table(own_work: Sequence[OwnWork], caption: str = "", heading: str = "wo
         for work in own_work
     ]
     return views.Table(caption, columns, rows)
+
+
+def _is_shown(timed: TimedCopy) -> bool:
+    """Return True for copies of arrays that take time, as far as it is known."""
+    is_slow = timed.share is None or timed.share >= _SMALL
+    return is_slow and is_of_array(timed.copy)
+
+
+def _copies_table(copies: Sequence[TimedCopy]) -> views.Table:
+    columns = *map(views.number_column, ("share", "time", "copies")), views.Column(COPIED)
+    rows = [
+        [
+            views.share(timed.share, 1),
+            views.Cell("·" if timed.seconds is None else duration(timed.seconds), timed.seconds),
+            *copy_cells(timed.copy),
+        ]
+        for timed in copies
+    ]
+    return views.Table("", columns, rows)
 
 
 def _in_tree(groups: Sequence[Timed]) -> tuple[Timed, ...]:

@@ -31,6 +31,7 @@ from jaxprtool.commands.shardings.reasons import (
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.hlo import partitions as hlo
 from jaxprtool.ir.hlo.buffers import CALLS
+from jaxprtool.ir.hlo.copies import InsertedCopy
 from jaxprtool.ir.hlo.module import (
     Computation,
     HloModule,
@@ -305,6 +306,7 @@ class Shardings(Printed):
         constraints: Constraints that help, each tried alone, the best first; None if none were
             tried.
         tried: The number of constraints that were compiled.
+        copies: The copies that XLA inserted on each device, those of most bytes first.
     """
 
     name: str
@@ -320,6 +322,7 @@ class Shardings(Printed):
     compute_seconds: float | None = None
     constraints: tuple[Constraint, ...] | None = None
     tried: int = 0
+    copies: tuple[InsertedCopy, ...] = ()
 
     @property
     def sent_bytes(self) -> int:

@@ -329,11 +329,11 @@ class LiveRanges:
         while position not in self._defined:
             if position == seen:
                 return None
-            seen, position = position, self._origin(position)
+            seen, position = position, self.forwarded(position)
         return self._defined[position]
 
-    def _origin(self, position: Position) -> Position:
-        """Return the value that a value without its own buffer forwards."""
+    def forwarded(self, position: Position) -> Position:
+        """Return the value that a value passes on; itself if it is computed there."""
         number, index = position
         instruction = self._module.instructions[number]
         if instruction.opcode in _SAME:
@@ -477,21 +477,21 @@ _ELEMENTWISE = frozenset(
 _TPU_ALIGNMENT = 512
 
 
-def scheduled_assignment(module: HloModule) -> BufferAssignment:
+def scheduled_assignment(module: HloModule, in_main_memory: bool = True) -> BufferAssignment:
     """Return buffers for the values of a scheduled module, which share memory without gaps.
 
     A loop updates its carry in place, a donated argument becomes a result, and an instruction may
     overwrite an operand that is not read later. The temporaries are one block, whose size is that
     of the values that are live at the peak.
     """
-    return _ScheduledBuffers(module).assignment()
+    return _ScheduledBuffers(module, in_main_memory).assignment()
 
 
 class _ScheduledBuffers:
     """Assigns the values of a module to places."""
 
-    def __init__(self, module: HloModule) -> None:
-        self._module = module
+    def __init__(self, module: HloModule, in_main_memory: bool) -> None:
+        self._module, self._in_main_memory = module, in_main_memory
         self._buffers = [
             Buffer(number, op.shape.at(index).padded_bytes, op, index)
             for number, (op, index) in enumerate(self._values(module.entry))
@@ -522,7 +522,8 @@ class _ScheduledBuffers:
                 for index in _indices(op.shape):
                     shape = op.shape.at(index)
                     is_operand = op.opcode.endswith("-start") and index[:1] != _started(op)
-                    if not (is_operand or shape.space or shape.dtype in ("tuple", "token")):
+                    is_on_chip = self._in_main_memory and shape.space
+                    if not (is_operand or is_on_chip or shape.dtype in ("tuple", "token")):
                         yield op, index
 
     def _update_in_place(self, op: Instruction) -> None:
@@ -565,8 +566,13 @@ class _ScheduledBuffers:
         reached = [next(inner for inner in fused.instructions if _is_parameter(inner, position))]
         for value in reached:
             for reader in readers[value.id]:
-                updates = reader.opcode == "dynamic-update-slice" and reader.operands[0] == value.id
-                if not updates and reader.opcode not in _ELEMENTWISE:
+                if reader.opcode == "dynamic-slice":
+                    # The old elements at the place of the update are read before it.
+                    same = (u for u in readers[value.id] if _updates(u, value))
+                    if all(update.operands[2:] != reader.operands[1:] for update in same):
+                        return False
+                    continue
+                if not _updates(reader, value) and reader.opcode not in _ELEMENTWISE:
                     return False
                 if reader not in reached:
                     reached.append(reader)
@@ -634,6 +640,10 @@ def _block(allocations: Sequence[Allocation], size: int) -> Allocation:
         placed += [PlacedBuffer(p.buffer, offset, p.size) for p in allocation.placed]
         offset += allocation.size
     return Allocation(-1, size, None, False, False, False, tuple(placed))
+
+
+def _updates(op: Instruction, value: Instruction) -> bool:
+    return op.opcode == "dynamic-update-slice" and op.operands[0] == value.id
 
 
 def _is_parameter(op: Instruction, number: int) -> bool:

@@ -4,6 +4,7 @@ import json
 import re
 import textwrap
 
+import jax
 import pytest
 
 from jaxprtool.jaxcompat.lowering import read_pprof
@@ -24,6 +25,11 @@ FUNCTIONS = """
 
     def until(x):
         return lax.while_loop(lambda x: x.sum() < 5, lambda x: x + 1, x)
+
+    def pop(heap, indices):
+        def step(heap, i):
+            return heap.at[i].set(0.0), heap[i]
+        return lax.scan(step, heap, indices)
 """
 
 LOOP = "cost", "costs.py:loop", "--args", "f32[512], f32[512,512]"
@@ -152,3 +158,31 @@ def test_layers_are_one_row_unless_all_scopes_are_shown(cli, folder):
     assert second.endswith("     dense")
     whole = cli("cost", "stacked.py:stacked", "--by", "scope", "--top", "60").out.splitlines()
     assert whole[3].endswith("   layer_0") and "".join(whole).count("dense") == 30
+
+
+@pytest.fixture
+def optimized():
+    """Compile as users do: the tests disable most of XLA's optimizations."""
+    was = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", was)
+
+
+POP = "cost", "costs.py:pop", "--args", "f32[100], i32[9]"
+
+
+def test_compiled_for_one_device_it_counts_kernels_and_lists_copies(cli, optimized):
+    found = cli(*POP, "--compiled", "--by", "kernel")
+    assert found.code == 0 and "fusion" in found.out
+    text = " ".join(found.out.split())
+    assert "f32[100] carry of the loop at costs.py:21, at first heap" in text
+    document = json.loads(cli(*POP, "--compiled", "--json").out)
+    carried, entered = [c for c in document["programs"][0]["copies"] if "f32" in c["type"]]
+    assert (carried["runs"], carried["bytes"], carried["place"]["line"]) == (18, 18 * 400, 20)
+    assert entered["reason"] == "not donated" and entered["value"] == "heap"
+
+
+def test_without_compiling_there_are_no_kernels(cli):
+    found = cli(*POP, "--by", "kernel")
+    assert found.code == 2 and "hint: add --compiled" in found.err

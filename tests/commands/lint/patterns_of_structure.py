@@ -1233,6 +1233,131 @@ STRUCTURE: dict[str, tuple[str, str]] = {
         h f32[64], xs f32[256,64] => lax.fori_loop(0, 256, lambda i, c: c.at[i].set(jnp.tanh(xs[i])), jnp.zeros((256, 64)))
         """,
     ),
+    "JT506": (
+        """
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), c[i]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), c[7]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[3].set(1.0), c[i]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].add(1.0), c[i + 1]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].max(1.0), c[i]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].multiply(2.0), c.sum()), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(i * 2.0), jnp.argmax(c)), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), jnp.dot(c, c)), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), jnp.sort(c)[0]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), c[::2]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0).at[i + 1].set(2.0), c[i]), x, i)
+        x f32[100,100], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), c[i]), x, i)
+        x f32[100,100], i i32[100] => lax.scan(lambda c, i: (c.at[:, i].set(1.0), c.sum(0)), x, i)
+        x i32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].add(1), c[i]), x, i)
+        x f16[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1), c[i]), x, i)
+        x f32[10000], i i32[100] =>
+            def pop(c, i):
+                value = c[i]
+                rest = lax.dynamic_slice(c, (i + 1,), (100,))
+                return lax.dynamic_update_slice(c, rest, (i,)), value
+            return lax.scan(pop, x, i)
+        x f32[10000], i i32[100] =>
+            def step(carry, i):
+                c, total = carry
+                return (c.at[i].set(0.0), total + c[i]), None
+            return lax.scan(step, (x, 0.0), i)[0]
+        x f32[10000], i i32[100] =>
+            def step(carry, i):
+                c, h = carry
+                return (c.at[i].set(h), jnp.tanh(h + c[i])), None
+            return lax.scan(step, (x, 0.0), i)[0]
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                old = c[(i + jnp.arange(5)) % 10000]
+                return c.at[(i + jnp.arange(3)) % 10000].set(1.0), old
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            @jax.jit
+            def step(c, i):
+                return c.at[i].set(1.0), jnp.linalg.norm(c)
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            step = lambda c, i: (lax.dynamic_update_slice(c, jnp.ones(100) * i, (5,)), c[200])
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[10] =>
+            def outer(c, i):
+                c, seen = lax.scan(lambda c, j: (c.at[j].set(1.0), c[j]), c, jnp.arange(20))
+                return c, seen.sum()
+            return lax.scan(outer, x, i)
+        """,
+        """
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), None), x, i)[0]
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].add(1.0), None), x, i)[0]
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), c[i]), x, i)[0]
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(c[i - 1] * 0.5), None), x, i)[0]
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(c.sum()), None), x, i)[0]
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c * 2 + 1, None), x, i)[0]
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (jnp.where(i % 2 == 0, c.at[i].set(1.0), c), None), x, i)[0]
+        x f32[100], i i32[100] => lax.scan(lambda c, i: (c.at[i].set(1.0), c[i]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c, c[i]), x, i)
+        x f32[10000], i i32[100] => lax.scan(lambda c, i: (c + x[i], c[0]), jnp.float32(0) + x[:1], i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                c = c.at[i].set(1.0)
+                return c, c[i]
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                c = c.at[i].set(1.0)
+                return c, c[i] + 1
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                total = c.sum()
+                return c.at[i].set(total), total
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                total = jnp.dot(c, c)
+                return c.at[i].set(total), total
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                k = jnp.argmax(c)
+                return c.at[k].set(0.0), k
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                rest = lax.dynamic_slice(c, (i + 1,), (100,))
+                return lax.dynamic_update_slice(c, rest, (i,)), None
+            return lax.scan(step, x, i)[0]
+        x f32[10000], i i32[100] =>
+            def step(carry, i):
+                c, h = carry
+                h = jnp.tanh(h + c[i])
+                return (c.at[i].set(h), h), None
+            return lax.scan(step, (x, 0.0), i)[0]
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                smallest = jnp.sort(c)[0]
+                return c.at[i].set(smallest), smallest
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                value = lax.fori_loop(0, 3, lambda k, s: s + c[i + k], 0.0)
+                return c.at[i].set(value), value
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                return lax.cond(i % 2 == 0, lambda c: c.at[i].set(1.0), lambda c: c, c), None
+            return lax.scan(step, x, i)[0]
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                c[i]
+                return c.at[i].set(1.0), jnp.zeros_like(c)[0]
+            return lax.scan(step, x, i)
+        x f32[10000], i i32[100] =>
+            def step(c, i):
+                pair = lax.dynamic_slice(c, (i,), (2,))
+                return lax.dynamic_update_slice(c, pair[::-1], (i,)), None
+            return lax.scan(step, x, i)[0]
+        """,
+    ),
     "JT601": (
         """
         x f32[9] => lax.scan(lambda c, t: (c + t, jax.debug.print("{}", t)), 0.0, x)[0]

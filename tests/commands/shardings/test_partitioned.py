@@ -75,7 +75,7 @@ def test_profile_has_the_bytes_of_collectives_at_each_line(cli, folder):
     assert alone.code == 0 and "moved" not in alone.out
 
 
-@pytest.mark.parametrize("command", ["cost", "source", "report"])
+@pytest.mark.parametrize("command", ["source", "report"])
 def test_a_single_device_program_is_refused(cli, folder, command):
     out = ["-o", "page.html"] if command == "report" else []
     found = cli(command, "sharded.py:alone", "--args", "f32[8]", "--compiled", *out)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.rules import trip_count
@@ -379,6 +381,136 @@ def _is_row_wise(product: Node, form: Value, axis: int) -> bool:
     other = product.ins[1 - side]
     is_same = other.outer is not None or (other.node is None and other.constant is not None)
     return is_same and axis not in (*contracted[side], *batch[side])
+
+
+# --- copied carries -------------------------------------------------------------------------------
+# Carries that XLA copies in each iteration.
+
+#: Smaller carries, and loops that copy less in all, are not worth a finding.
+LEAST_CARRY_BYTES, LEAST_COPIED_BYTES = 1 << 10, 1 << 20
+
+#: The copies that XLA for CPUs makes in an iteration: one to read from, and one to update.
+COPIES = 2
+
+_BAD_CARRY = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[10000]", "i32[1000]")
+    def f(x, indices):
+        def step(x, i):
+            old = x[i]
+            return x.at[i].set(0.0), old  # JT506
+
+        return jax.lax.scan(step, x, indices)
+"""
+
+_GOOD_CARRY = """
+    import jax, jax.numpy as jnp
+    import jaxprtool
+
+
+    @jaxprtool.example("f32[10000]", "i32[1000]")
+    def f(x, indices):
+        def step(x, i):
+            x = x.at[i].multiply(0.5)
+            return x, x[i]
+
+        return jax.lax.scan(step, x, indices)
+"""
+
+
+@lint_rule("JT506", "carry-copied", bad=_BAD_CARRY, good=_GOOD_CARRY)
+def copied_carries(program: LintedProgram) -> Iterator[Found]:
+    """A scan writes elements of its carry, and reads the old carry for something else.
+
+    XLA updates a carry in place only if all reads of the old one come first. A read that the write
+    does not depend on may come later, so XLA for CPUs copies the whole carry twice in each
+    iteration. On TPUs it does so less often: `memory --compiled --backend tpu:v5e:2x2` names the
+    copies. From JAX 0.12 on, `jax.lax.optimization_barrier` of the read and the index puts the read
+    first.
+    """
+    for node in program.of("scan"):
+        view = None if node.held is None or node.is_backward else node.held.view
+        if not isinstance(view, Scan) or not isinstance(view.length, int):
+            continue
+        if copies_of_body(node.eqn) != 1 or view.length < LEAST_HISTORY:
+            continue
+        body, first = node.inner[0], len(view.consts)
+        for number in range(len(view.carry)):
+            old, new = body.arguments[first + number], body.results[number]
+            copied = COPIES * old.bytes * body.runs
+            write = _first_update(new, old)
+            is_large = old.bytes >= LEAST_CARRY_BYTES and copied >= LEAST_COPIED_BYTES
+            if write is None or not (is_large and _is_native(old.dtype)):
+                continue
+            read = _unordered_read(node, old, write, number)
+            if read is not None:
+                frame = program.frame(read)
+                place = "" if frame is None else f" at line {frame.line}"
+                yield Found(
+                    write,
+                    f"XLA copies the carry {type_of(old.aval)} {COPIES} times in each of "
+                    f"{view.length:,} iterations: {read.name}{place} needs its old elements, and "
+                    "the write does not wait for it",
+                    "read the new carry, or, from JAX 0.12 on, let the index wait: old, i = "
+                    "jax.lax.optimization_barrier((old, i))",
+                    "{bytes} that XLA for CPUs copies",
+                    bytes=copied,
+                )
+
+
+def _is_native(dtype: Any) -> bool:
+    """Return True for a dtype that CPUs compute in; XLA converts others such as bf16 first."""
+    return isinstance(dtype, np.dtype) and dtype.isbuiltin == 1
+
+
+def _first_update(new: Value, old: Value) -> Node | None:
+    """Return the first equation that writes elements of a carry; None if others change it."""
+    write: Node | None = None
+    value = origin(new, ("same",))
+    while value is not old:
+        write = value.node
+        if write is None or not write.traits.updates:
+            return None
+        value = origin(write.ins[0], ("same",))
+    return write
+
+
+def _unordered_read(loop: Node, old: Value, write: Node, number: int) -> Node | None:
+    """Return an equation that reads an old carry, and that a write to it does not depend on.
+
+    Only equations that another result of the loop depends on count.
+
+    Args:
+        loop: The loop.
+        old: The carry.
+        write: The equation that writes to it.
+        number: The number of the carry.
+    """
+    before = {value.node for value in _behind([*write.ins])}
+    for read in old.live_readers:
+        if read is write or read in before or read.inner or read.name == "optimization_barrier":
+            continue
+        if any(_is_used(loop, i) for i in _reached(read, write, loop) if i != number):
+            return read
+    return None
+
+
+def _reached(read: Node, write: Node, loop: Node) -> Iterator[int]:
+    """Yield the numbers of the results of a loop's body that depend on an equation."""
+    values = set(read.outs)
+    for node in loop.inner[0].nodes:
+        if node is not write and not values.isdisjoint(node.ins):
+            values |= {*node.outs}
+    return (i for i, result in enumerate(loop.inner[0].results) if result in values)
+
+
+def _is_used(loop: Node, number: int) -> bool:
+    """Return True if a result of a loop is read outside of it, or is one of the program's."""
+    result = loop.outs[number]
+    return bool(result.live_readers) or (result.is_result and loop.scope.parent is None)
 
 
 # --- callbacks ------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import or_
 from typing import Any
@@ -58,6 +58,7 @@ from jaxprtool.ir.meshes import mesh_in_types
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, While, sub_jaxprs, view
+from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.scopes import ScopePaths, is_backward
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
@@ -95,7 +96,27 @@ class Operand:
     element: Any
 
 
-@document(names={"source": "place"}, without=("code",))
+@document(optional=("position", "note"))
+@dataclass(frozen=True)
+class KernelStep:
+    """The step of a Pallas kernel that makes a NaN or an infinity.
+
+    Attributes:
+        name: The name of the kernel.
+        axes: The names of the axes of its grid.
+        position: The index of the step along each of them; None if it is not known.
+        ref: The name of the Ref that has the NaN first.
+        note: What the Ref has, if no step has written it; or why the step is not known.
+    """
+
+    name: str
+    axes: tuple[str, ...]
+    position: tuple[int, ...] | None
+    ref: str
+    note: str = ""
+
+
+@document(names={"source": "place"}, without=("code",), optional=("kernel",))
 @dataclass(frozen=True)
 class BadValue:
     """A NaN or an infinity in an argument, or computed by an equation from values without any.
@@ -123,6 +144,7 @@ class BadValue:
         dropped: The last equation that read it, if it reaches no result.
         leads_to: The equations that compute another NaN or infinity from it.
         forward: In the backward pass of a gradient, the forward equation whose derivative it is.
+        kernel: In a Pallas kernel, the step of its grid.
     """
 
     kind: str
@@ -145,6 +167,7 @@ class BadValue:
     dropped: str
     leads_to: tuple[str, ...]
     forward: str
+    kernel: KernelStep | None = None
 
 
 @dataclass(frozen=True)
@@ -184,7 +207,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
     with _searched(program, args, device) as (program, origins):
         reading = _OriginDescriber(program)
         bad_values = [
-            reading.bad_value(origin) for origin in origins if origin.reached or not origin.held
+            reading.described(origin) for origin in origins if origin.reached or not origin.held
         ]
     return NanSearch(program.name, tuple(sorted(bad_values, key=lambda bad: not bad.reaches)))
 
@@ -241,7 +264,7 @@ def _searched(
     program: Program, args: object, device: jax.Device | None
 ) -> Iterator[tuple[Program, list[NonfiniteOrigin]]]:
     """Search a program, and yield the result in the context of its device."""
-    with ready_to_step(program, args, device) as (program, arguments):
+    with ready_to_step(_interpreted(program, device), args, device) as (program, arguments):
         has_mesh = mesh_in_types(program) is not None
         look = None if has_mesh else screened(program.jaxpr, arguments)
         bad, clean = look or (True, set())
@@ -253,12 +276,40 @@ def _searched(
         yield program, OriginSearch(program.jaxpr, arguments, program.arg_names, clean).origins
 
 
+def _interpreted(program: Program, device: jax.Device | None) -> Program:
+    """Return a program whose Pallas kernels run in interpret mode, if the device is a CPU."""
+    platform = jax.default_backend() if device is None else device.platform
+    if platform != "cpu" or not _has_kernel(top_jaxpr(program)):
+        return program
+    from jaxprtool.commands.nans.kernels import in_interpret_mode
+
+    return program.replace(jaxpr=map_equations(program.jaxpr, in_interpret_mode))
+
+
+@Contains
+def _has_kernel(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "pallas_call"
+
+
 class _OriginDescriber:
     """Describes the origins found."""
 
     def __init__(self, program: Program) -> None:
         self._program, self._frames = program, frames_now(program.roots)
         self._scopes = ScopePaths(all_jaxprs(top_jaxpr(program)), program.roots)
+
+    def described(self, origin: NonfiniteOrigin) -> BadValue:
+        """Return a NaN or an infinity, and inside of a kernel the step that makes it."""
+        if origin.step is None or origin.step.eqn.primitive.name != "pallas_call":
+            return self.bad_value(origin)
+        from jaxprtool.commands.nans.kernels import kernel_origin
+
+        found = kernel_origin(origin)
+        if found is None:
+            return self.bad_value(origin)
+        axes = tuple(axis.name for axis in found.kernel.grid)
+        step = KernelStep(found.kernel.name, axes, found.step, found.ref, found.note)
+        return replace(self.bad_value(found.origin), kernel=step)
 
     def bad_value(self, origin: NonfiniteOrigin) -> BadValue:
         step, value = origin.step, next((x for x in origin.results if x.state & origin.state), None)

@@ -17,7 +17,7 @@ from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, facts_table,
 from jaxprtool.render.views import Cell, Column, Row, Table, number_column
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.nans.nans import BadValue, NanSearch, Operand
+    from jaxprtool.commands.nans.nans import BadValue, KernelStep, NanSearch, Operand
     from jaxprtool.commands.nans.nans import Operand as NanOperand
 
 #: The maximum number of results, equations or devices named.
@@ -86,7 +86,11 @@ def _heading(search: NanSearch, first: BadValue) -> str:
     if not first.primitive:
         verb = "is" if len(first.reaches) == 1 else "are"
         return f"{search.name}: {_reached(first)} {verb} NaN (a constant of the program)"
-    return f"{search.name}: {first.primitive} makes {a}, which {reached}"
+    what = first.primitive
+    if first.kernel is not None:
+        kernel = f"the kernel {first.kernel.name}"
+        what = kernel if what == "pallas_call" else f"{what} in {kernel}"
+    return f"{search.name}: {what} makes {a}, which {reached}"
 
 
 def _reached(value: BadValue, most: int = _FEW) -> str:
@@ -106,6 +110,8 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
         which = "all" if first.count == first.size else f"{first.count:,} of {first.size:,}"
         place = ", ".join(map(str, first.position))
         yield "value", f"{first.type}, {which} {kinds}, the first at [{place}]"
+    if first.kernel is not None:
+        yield from _step(first.kernel)
     if first.devices:
         yield "on", some(first.devices, _FEW)
     if first.path:
@@ -120,6 +126,16 @@ def _facts(first: BadValue) -> Iterator[tuple[str, str]]:
         yield "derivative of", first.forward
     if first.leads_to:
         yield "leads to", some([f"another in {name}" for name in first.leads_to], _FEW)
+
+
+def _step(kernel: KernelStep) -> Iterator[tuple[str, str]]:
+    """Yield the step of a kernel and the Ref that has the value, or why they are not known."""
+    if kernel.position is None:
+        yield "kernel", kernel.note
+        return
+    step = zip(kernel.axes, kernel.position, strict=True)
+    yield "step", ", ".join(f"{axis}={i}" for axis, i in step) or "the only one"
+    yield "Ref", f"{kernel.ref}, {kernel.note}" if kernel.note else kernel.ref
 
 
 def _values(heading: str, values: Sequence[Operand]) -> Table:

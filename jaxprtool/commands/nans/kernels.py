@@ -85,7 +85,7 @@ def kernel_origin(origin: NonfiniteOrigin) -> KernelOrigin | None:
     reason = _unsupported(kernel, origin)
     if not reason:
         try:
-            found = _KernelRun(kernel, [x.data for x in origin.operands], origin.state).origin()
+            found = _SteppedKernel(kernel, [x.data for x in origin.operands], origin.state).origin()
         except Exception as error:  # the rules of JAX for Refs may raise anything
             reason = described(error)
     if reason or found is None:
@@ -140,7 +140,7 @@ def _unsupported(kernel: KernelCall, origin: NonfiniteOrigin) -> str:
 
 
 @dataclass
-class _Memory:
+class _KernelMemory:
     """The memory of a kernel between two steps.
 
     Attributes:
@@ -154,7 +154,7 @@ class _Memory:
     first: dict[int, int] = field(default_factory=dict)
 
 
-class _KernelRun:
+class _SteppedKernel:
     """A kernel that runs step by step.
 
     Args:
@@ -226,13 +226,13 @@ class _KernelRun:
     def _inputs(self) -> range:
         return range(len(self.kernel.inputs))
 
-    def _start(self, fill: float) -> _Memory:
+    def _start(self, fill: float) -> _KernelMemory:
         scratch = [_unwritten(part.array, fill) for part in self.kernel.scratch]
         arrays = []
         for block, value in zip(self.kernel.blocks, self._given, strict=True):
             array = _unwritten(block.array, fill) if value is None else np.asarray(value)
             arrays.append(np.array(_padded(block, array)))
-        return _Memory(arrays, scratch)
+        return _KernelMemory(arrays, scratch)
 
     def _first_bad(self) -> int | None:
         """Return the first step after which an output has what is looked for."""
@@ -243,14 +243,14 @@ class _KernelRun:
                 return number
         return None
 
-    def _before(self, number: int, fill: float) -> _Memory:
+    def _before(self, number: int, fill: float) -> _KernelMemory:
         """Return the memory before a step."""
         memory = self._start(fill)
         for earlier in range(number):
             self._step(earlier, memory)
         return memory
 
-    def _step(self, number: int, memory: _Memory) -> None:
+    def _step(self, number: int, memory: _KernelMemory) -> None:
         starts, blocks = self._blocks(number, memory)
         values = [*self._scalars, *blocks, *memory.scratch]
         results = self._run(self._position(number), values)[len(self._scalars) :]
@@ -268,7 +268,7 @@ class _KernelRun:
         wrong = np.isnan if self._state == NAN else np.isinf
         return bool((wrong(_real(after)) & ~wrong(_real(before))).any())
 
-    def _blocks(self, number: int, memory: _Memory) -> tuple[list[Any], list[Any]]:
+    def _blocks(self, number: int, memory: _KernelMemory) -> tuple[list[Any], list[Any]]:
         starts = [self._starts(block, number) for block in self.kernel.blocks]
         rows = zip(memory.arrays, self.kernel.blocks, starts, strict=True)
         return starts, [_part(*row) for row in rows]
@@ -295,7 +295,7 @@ class _KernelRun:
 
     # --- one step ---------------------------------------------------------------------------------
 
-    def _in_step(self, number: int, memory: _Memory) -> tuple[NonfiniteOrigin, int] | None:
+    def _in_step(self, number: int, memory: _KernelMemory) -> tuple[NonfiniteOrigin, int] | None:
         """Run a step by equation; return the origin that an output or scratch has, and that Ref."""
         _, blocks = self._blocks(number, memory)
         values = [*self._scalars, *blocks, *memory.scratch]
@@ -318,7 +318,8 @@ class _KernelRun:
         return names.index(name) if name in names else None
 
     def _name(self, number: int) -> str:
-        return [part.name for part in (*self.kernel.blocks, *self.kernel.scratch)][number]
+        blocks, scratch = self.kernel.blocks, self.kernel.scratch
+        return [*(block.name for block in blocks), *(part.name for part in scratch)][number]
 
 
 class _Positioned(Interpreter):
@@ -348,7 +349,8 @@ class _StepSearch(OriginSearch):
     ) -> None:
         self._positions = _positions(kernel, position)
         names = [scalar.name for scalar in kernel.prefetched]
-        names += [part.name for part in (*kernel.blocks, *kernel.scratch)]
+        names += [block.name for block in kernel.blocks]
+        names += [part.name for part in kernel.scratch]
         super().__init__(body, refs, names)
 
     def origins_in(self, ref: Any) -> tuple[NonfiniteOrigin, ...]:

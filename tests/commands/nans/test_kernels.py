@@ -1,4 +1,4 @@
-"""find_nan names the step of a Pallas kernel, the Ref and the line that make a NaN or an infinity."""
+"""find_nan names the step of a kernel, the Ref and the line that make a NaN or an infinity."""
 
 import jax
 import jax.numpy as jnp

@@ -24,7 +24,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -195,6 +195,43 @@ def read_events(path: str) -> list[dict[str, Any]]:
     except FileNotFoundError:
         pass
     return events
+
+
+#: The event that ends each phase of a compilation.
+PHASE_ENDS = {"tracing": "traced", "lowering": "lowered", "compiling": "compiled"}
+
+
+class RunningPhases:
+    """The phases of compilations that a run is in, read while it goes on.
+
+    Args:
+        path: The folder of the run.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._read: dict[str, int] = {}
+        self._open: dict[tuple[str, str, int], dict[str, Any]] = {}
+
+    def now(self) -> list[dict[str, Any]]:
+        """Return the events that began the phases which have not ended, in order."""
+        for process in processes(self._path):
+            for event in self._new_events(process):
+                kind, number = event.get("event", ""), event.get("id", 0)
+                if kind in PHASE_ENDS:
+                    self._open[process, PHASE_ENDS[kind], number] = event
+                else:
+                    self._open.pop((process, kind, number), None)
+        return list(self._open.values())
+
+    def _new_events(self, process: str) -> Iterator[dict[str, Any]]:
+        with suppress(OSError), open(os.path.join(process, EVENTS), "rb") as file:
+            file.seek(self._read.get(process, 0))
+            whole, _, _ = file.read().rpartition(b"\n")
+            self._read[process] = self._read.get(process, 0) + len(whole) + bool(whole)
+            for line in whole.splitlines():
+                with suppress(ValueError):
+                    yield json.loads(line)
 
 
 # --- settings -------------------------------------------------------------------------------------

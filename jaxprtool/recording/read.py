@@ -541,17 +541,14 @@ def _described(process: _ProcessEvents, run: Mapping[str, Any]) -> Process:
     )
 
 
-#: The event that ends each phase of a compilation.
-_ENDS = {"tracing": "traced", "lowering": "lowered", "compiling": "compiled"}
-
-
 def _unfinished(process: _ProcessEvents, shown: _RelativeLines) -> Iterable[Unfinished]:
     """Return the phases that a process was in at its end, the innermost first."""
-    ended = {kind: {event["id"] for event in process.of(kind)} for kind in _ENDS.values()}
-    begun = [event for event in process.events if event.get("event") in _ENDS]
+    ends = folder.PHASE_ENDS
+    ended = {kind: {event["id"] for event in process.of(kind)} for kind in ends.values()}
+    begun = [event for event in process.events if event.get("event") in ends]
     for event in reversed(begun):
         phase = event["event"]
-        if event["id"] not in ended[_ENDS[phase]]:
+        if event["id"] not in ended[ends[phase]]:
             line, seconds = shown.line(event["user"]), process.since(event)
             yield Unfinished(phase, event["name"], line, seconds, process.number)
 

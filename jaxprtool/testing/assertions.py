@@ -8,7 +8,9 @@ derivative, they are run on the same random inputs, unless that is expensive.
 from __future__ import annotations
 
 import functools
+import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,10 +35,13 @@ from jaxprtool.commands.residuals.policies import residuals
 from jaxprtool.commands.shardings.shardings import shardings
 from jaxprtool.commands.why.slices import EquationsByLine
 from jaxprtool.errors import ArgumentsError, JaxprToolError, ProgramFileError, did_you_mean
+from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.formats.jaxpr.read import read, release_of
 from jaxprtool.formats.jaxpr.write import write
+from jaxprtool.formats.lowering import compile_errors_reported, lowered_on
+from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.dataflow import everything
-from jaxprtool.ir.documents import bytes_of, flops_of, in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import bytes_of, duration, flops_of, in_bytes, plural, with_prefix
 from jaxprtool.ir.donation import donations, with_donation_of_call
 from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.equations import holders
@@ -137,6 +142,7 @@ _VERBS: dict[Quantity, str] = {
     "hbm_bytes": "copies",
     "collectives_bytes": "sends",
     "compiles": "compiled",
+    "compile_seconds": "compiles for",
 }
 
 _WHAT: dict[Quantity, str] = {
@@ -145,6 +151,7 @@ _WHAT: dict[Quantity, str] = {
     "vmem_bytes": " of vector memory",
     "hbm_bytes": " in kernels",
     "collectives_bytes": " from each device",
+    "compile_seconds": " of CPU time",
 }
 
 
@@ -468,12 +475,13 @@ def assert_budget(
     residual_bytes: float | str | None = None,
     vmem_bytes: float | str | None = None,
     hbm_bytes: float | str | None = None,
+    compile_seconds: float | str | None = None,
 ) -> None:
     """Assert that a program stays within budgets.
 
-    All but `compiles` and `collectives_bytes` are estimates from the jaxpr: they are the same on
-    every machine. If a snapshot of the program is in the test's file, a failure names the lines
-    that grew since.
+    All but `compiles`, `compile_seconds` and `collectives_bytes` are estimates from the jaxpr: they
+    are the same on every machine. If a snapshot of the program is in the test's file, a failure
+    names the lines that grew since.
 
     Args:
         program_or_function: A `Program`, or a function.
@@ -492,6 +500,8 @@ def assert_budget(
         vmem_bytes: The maximum vector memory that a Pallas kernel takes; see `jaxprtool kernels`.
         hbm_bytes: The maximum number of bytes that all Pallas kernels copy; see `jaxprtool
             kernels`.
+        compile_seconds: The maximum CPU time in which XLA compiles it, such as 2.5 or `"2.5 s"`, on
+            this machine. It passes if it is at most 25 % more.
 
     Raises:
         AssertionError: If a budget is exceeded. The message has the lines that cost most.
@@ -506,6 +516,7 @@ def assert_budget(
         "hbm_bytes": hbm_bytes,
         "collectives_bytes": collectives_bytes,
         "compiles": compiles,
+        "compile_seconds": compile_seconds,
     }
     limits = {q: amount_of(q, value) for q, value in budgets.items() if value is not None}
     if not limits:
@@ -515,7 +526,7 @@ def assert_budget(
     program = as_program(program_or_function, args) if traced else None
     call = _call(program_or_function, args) if "compiles" in limits else None
     measures = measure(program, limits, arguments=_placed(args), call=call)
-    over = [measured for q, measured in measures.items() if measured.amount > limits[q]]
+    over = [measured for q, measured in measures.items() if exceeds(measured, limits[q])]
     if over:
         name = function_name(program_or_function) if program is None else program.name
         raise AssertionError("\n\n".join(_over_budget(name, program, over, limits)))
@@ -528,7 +539,7 @@ def _over_budget(
     since = None if program is None else earlier(program, current_test())
     for measured in over:
         grown: dict[str, Any] = {}
-        if since is not None and program is not None and measured.quantity != "compiles":
+        if since is not None and program is not None and has_growth(measured.quantity):
             grown = _grown(*since, program, measured.quantity)
         yield over_budget(name, measured, limits[measured.quantity], **grown)
 
@@ -782,9 +793,17 @@ Quantity: TypeAlias = Literal[
     "hbm_bytes",
     "collectives_bytes",
     "compiles",
+    "compile_seconds",
 ]
 
 QUANTITIES: tuple[Quantity, ...] = get_args(Quantity)
+
+
+#: The part of a budget by which measured times may exceed it, as CPU times vary by this much.
+_TOLERANCE = 0.25
+
+#: XLA compiles a program that takes less CPU time than this again, and the least time counts.
+_SHORT, _COMPILATIONS = 1.0, 3
 
 
 @dataclass(frozen=True)
@@ -847,8 +866,9 @@ def measure(
         quantities: Their names: "flops", "peak_bytes" and "equations" as `cost`, `memory` and
             `show --stats` state them, "residual_bytes" as `residuals` does, "vmem_bytes" and
             "hbm_bytes" as `kernels` does, "collectives_bytes" for the bytes that each device sends,
-            as `shardings` does, and "compiles".
-        arguments: The flat arguments, if they lie on several devices, for "collectives_bytes".
+            as `shardings` does, "compiles", and "compile_seconds" for the CPU time of XLA.
+        arguments: The flat arguments, if they lie on several devices, for "collectives_bytes" and
+            "compile_seconds".
         call: Calls the function, for "compiles": the programs that JAX compiles in this call are
             counted, without single operations outside of `jit`.
 
@@ -870,9 +890,22 @@ def measure(
             raise ArgumentsError(f"{quantity} needs a program")
         elif quantity == "collectives_bytes":
             measures[quantity] = _collectives(program, arguments)
+        elif quantity == "compile_seconds":
+            measures[quantity] = _compile_seconds(program, arguments)
         else:
             measures[quantity] = _MEASURES[quantity](program)
     return measures
+
+
+def exceeds(measured: QuantityAmount, limit: float) -> bool:
+    """Return True if an amount is over its budget, also by more than times may vary."""
+    is_time = measured.quantity == "compile_seconds"
+    return measured.amount > limit * (1 + _TOLERANCE if is_time else 1)
+
+
+def has_growth(quantity: Quantity) -> bool:
+    """Return True if an amount can be compared by line with that of an earlier program."""
+    return quantity not in ("compiles", "compile_seconds")
 
 
 def quantity_of(name: str) -> Quantity:
@@ -885,7 +918,7 @@ def quantity_of(name: str) -> Quantity:
 
 
 def amount_of(quantity: Quantity, value: object) -> float:
-    """Return the amount that a budget states: a number, `"16MiB"` or `"3 GFLOP"`.
+    """Return the amount that a budget states: a number, `"16MiB"`, `"3 GFLOP"` or `"2.5 s"`.
 
     Raises:
         ArgumentsError: If the value is not an amount of this quantity.
@@ -894,11 +927,18 @@ def amount_of(quantity: Quantity, value: object) -> float:
         return flops_of(value)
     if isinstance(value, str) and quantity.endswith("bytes"):
         return bytes_of(value)
+    if isinstance(value, str) and quantity == "compile_seconds":
+        if (match := _SECONDS.fullmatch(value)) is None:
+            raise ArgumentsError(f"{value!r} is not a time", 'write "2.5 s", or a number')
+        return float(match[1])
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
         raise ArgumentsError(
             f"{value!r} is not a budget of {quantity}", "write a number, 0 or more"
         )
     return value
+
+
+_SECONDS = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*s\s*")
 
 
 def amount_text(quantity: Quantity, amount: float) -> str:
@@ -907,6 +947,8 @@ def amount_text(quantity: Quantity, amount: float) -> str:
         return in_bytes(int(amount))
     if quantity == "flops":
         return with_prefix(amount, "FLOP") if amount >= 1000 else f"{amount:,} FLOP"
+    if quantity == "compile_seconds":
+        return duration(amount)
     noun = "program" if quantity == "compiles" else "equation"
     return plural(int(amount), noun)
 
@@ -984,6 +1026,19 @@ def _collectives(program: Program, arguments: Sequence[object]) -> QuantityAmoun
     return _measure("collectives_bytes", facts.sent_bytes, by_line)
 
 
+def _compile_seconds(program: Program, arguments: Sequence[object]) -> QuantityAmount:
+    times: list[float] = []
+    program = with_contents(program)
+    with compiled_afresh():
+        while not times or (min(times) < _SHORT and len(times) < _COMPILATIONS):
+            lowered = lowered_on(program, arguments)
+            start = time.process_time()
+            with compile_errors_reported(program, "compiled"):
+                lowered.compile()
+            times.append(time.process_time() - start)
+    return _measure("compile_seconds", min(times), Counter())
+
+
 def _compiles(call: Callable[[], object]) -> QuantityAmount:
     with tempfile.TemporaryDirectory() as folder:
         with recorded_compilations(folder) as recording:
@@ -1040,7 +1095,7 @@ def grown_lines(
     Args:
         before: The earlier program.
         after: The later program.
-        quantity: The quantity to compare, except "compiles".
+        quantity: The quantity to compare, one that `has_growth`.
         differences: The diff of the two, if it is known.
 
     Raises:

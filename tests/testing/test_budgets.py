@@ -1,6 +1,7 @@
 """Budgets limit what the commands report, by line. Moved lines are recognized."""
 
 import linecache
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,8 @@ from jaxprtool.testing.assertions import (
     Growth,
     amount_of,
     amount_text,
+    assert_budget,
+    exceeds,
     grown_lines,
     measure,
 )
@@ -75,6 +78,31 @@ def test_compilations_are_counted_for_a_call_only():
         measure(None, ["flops"])
 
 
+def takes_times(monkeypatch, *times):
+    """Let the clock of the CPU show some times, one after the other."""
+    clock = SimpleNamespace(process_time=iter(times).__next__)
+    monkeypatch.setattr("jaxprtool.testing.assertions.time", clock)
+
+
+def test_compile_time_is_the_least_of_a_few_and_may_exceed_its_budget_a_little(monkeypatch):
+    takes_times(monkeypatch, 0.0, 0.4, 1.0, 1.3, 2.0, 2.5)
+    found = measure(jaxprtool.trace(loss, X, X), ["compile_seconds"])["compile_seconds"]
+    assert found.amount == pytest.approx(0.3)
+    assert not exceeds(found, 0.25) and exceeds(found, 0.23)
+
+
+def test_a_long_compilation_is_measured_once(monkeypatch):
+    takes_times(monkeypatch, 0.0, 7.0)
+    program = jaxprtool.trace(loss, X, X)
+    with pytest.raises(AssertionError, match="compiles for 7 s of CPU time, but the budget is 5 s"):
+        assert_budget(program, compile_seconds="5 s")
+
+
+def test_compiling_takes_cpu_time():
+    found = measure(jaxprtool.trace(loss, X, X), ["compile_seconds"])["compile_seconds"]
+    assert 0 < found.amount < 20
+
+
 def test_a_program_on_one_device_has_no_collectives_to_measure():
     with pytest.raises(UnsupportedError, match="not partitioned"):
         measure(jaxprtool.trace(loss, X, X), ["collectives_bytes"])
@@ -96,6 +124,8 @@ def test_an_unknown_quantity_is_an_error_with_the_nearest():
         ("collectives_bytes", 1.0, 1.0, "1 byte"),
         ("equations", 1200, 1200, "1,200 equations"),
         ("compiles", 1, 1, "1 program"),
+        ("compile_seconds", "2.5 s", 2.5, "2.5 s"),
+        ("compile_seconds", 0.25, 0.25, "250 ms"),
     ],
 )
 def test_amounts_are_numbers_or_texts_with_a_unit(quantity, given, amount, text):

@@ -42,7 +42,9 @@ from jaxprtool.testing.assertions import (
     banned_places,
     banned_text,
     donation_failure,
+    exceeds,
     grown_lines,
+    has_growth,
     measure,
     over_budget,
     quantity_of,
@@ -112,7 +114,7 @@ def checked(
         name: The name of the program in messages.
         program: The program; None if only compilations are counted.
         expected: What is expected.
-        arguments: The flat arguments, for "collectives_bytes".
+        arguments: The flat arguments, for "collectives_bytes" and "compile_seconds".
         call: Calls the function, for "compiles".
         width: The width of differences, in characters.
     """
@@ -125,7 +127,7 @@ def checked(
             problems.append(error_problem(name, error, _key(quantity)))
             continue
         measured[quantity] = result.amount
-        if result.amount > limit:
+        if exceeds(result, limit):
             problems.append(_over_budget(name, program, result, limit, expected.snapshot))
     if program is not None:
         problems += _contents(name, program, expected, width)
@@ -165,7 +167,7 @@ def _grown(
     program: Program | None, quantity: Quantity, snapshot: Path | None
 ) -> tuple[str, Sequence[Growth]]:
     """Return a name for the snapshot and the lines that grew since; "" if they are unknown."""
-    if program is None or snapshot is None or quantity == "compiles" or not snapshot.exists():
+    if program is None or snapshot is None or not has_growth(quantity) or not snapshot.exists():
         return "", ()
     try:
         return f"the snapshot {_shown(snapshot)}", grown_lines(read(snapshot), program, quantity)

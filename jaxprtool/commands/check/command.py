@@ -72,6 +72,7 @@ _CHECKS = {
     "hbm-bytes": "The Pallas kernels copy more than their budget.",
     "collectives-bytes": "Each device sends more than its budget.",
     "compiles": "The function compiles more programs than its budget.",
+    "compile-seconds": "XLA takes more CPU time to compile the program than its budget.",
     "no": "The program has a primitive or a dtype that it may not have.",
     "donated": "Arguments are not donated, or their memory is not used.",
     "snapshot": "The program differs from its snapshot.",
@@ -212,7 +213,7 @@ class _Checker:
         call = call and partial(call, traced.mesh_set)
         program = only_program("check takes", session.programs(traced))
         arguments: list[object] = []
-        if "collectives_bytes" in expected.budgets:
+        if expected.budgets.keys() & {"collectives_bytes", "compile_seconds"}:
             inputs = traced.given_to(program)
             program = inputs.program
             arguments = [inputs.values.get(name) for name in program.arg_names]
@@ -291,6 +292,8 @@ def budget_like(earlier: object, quantity: Quantity, amount: float) -> object:
     prefix of the unit to avoid many digits, and round up.
     """
     match = _AMOUNT.fullmatch(earlier) if isinstance(earlier, str) else None
+    if match is None and quantity == "compile_seconds":
+        return float(_rounded_up(amount))
     if match is None:
         return math.ceil(amount)
     _, space, prefix, binary, unit = match.groups()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -149,7 +150,8 @@ def record_command(
         )
         reader.start()
         try:
-            ended = run_recorded(words, settings)
+            with _long_phases_said(path):
+                ended = run_recorded(words, settings)
         except TargetError:
             new.undo()
             raise
@@ -163,6 +165,39 @@ def record_command(
     if profile:
         _say_profile(path, options.row_limit(top, all))
     raise typer.Exit(ended.exit_code)
+
+
+#: Seconds after which a compilation that still runs is said, and again each time they double.
+LONG = 10.0
+
+
+@contextlib.contextmanager
+def _long_phases_said(path: str) -> Iterator[None]:
+    """Say what a run compiles, while it does, if that takes long: `compiling step for 10 s`."""
+    from jaxprtool.ir.documents import duration
+    from jaxprtool.recording.folder import RunningPhases
+
+    phases, ended = RunningPhases(path), threading.Event()
+    due: dict[tuple[str, float], float] = {}
+
+    def watch() -> None:
+        while not ended.wait(LONG / 10):
+            running = phases.now()
+            for event in running[-1:]:  # the innermost
+                seconds, key = time.time() - event["time"], (event["name"], event["time"])
+                if seconds >= due.setdefault(key, LONG):
+                    line = ":".join(map(str, event["user"][:2])) if event["user"][0] else ""
+                    at = f" at {os.path.relpath(line)}" if line else ""
+                    output.say(f"{event['event']} {event['name']} for {duration(seconds)}{at}")
+                    due[key] *= 2
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _note_place(new: NewRun) -> None:

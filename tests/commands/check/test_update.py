@@ -27,6 +27,9 @@ from jaxprtool.testing.assertions import amount_of
         ("16MiB", "peak_bytes", 0, "0MiB"),
         (500, "equations", 23, 23),
         (1e9, "flops", 23, 23),
+        ("2 s", "compile_seconds", 1.2341, "1.24 s"),
+        ("0s", "compile_seconds", 0.0301, "0.04s"),
+        (3, "compile_seconds", 12.341, 12.4),
     ],
 )
 def test_a_budget_keeps_its_unit_and_is_rounded_up(before, quantity, amount, after):

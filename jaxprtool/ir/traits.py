@@ -199,16 +199,17 @@ def nondefault_options(eqn: JaxprEqn) -> frozenset[str]:
     are the parameters of a plug-in's primitive that its traits do not list.
     """
     row = traits(eqn)
-    defaults = dict(row.defaults)
-    return frozenset(
-        name
-        for name, value in eqn.params.items()
-        if name not in row.parameters and not _is_default(value, defaults.get(name))
-    )
+    parameters, defaults = row.parameters, dict(row.defaults) if row.defaults else {}
+    changed = _NO_OPTIONS
+    for name, value in eqn.params.items():  # written for speed: it runs for each match of a row
+        if name not in parameters:
+            default = defaults.get(name)
+            if (value is not None and value is not False) if default is None else value != default:
+                changed |= {name}
+    return changed
 
 
-def _is_default(value: Any, default: Any) -> bool:
-    return value is None or value is False if default is None else bool(value == default)
+_NO_OPTIONS: frozenset[str] = frozenset()
 
 
 def described_traits(primitive: str) -> dict[str, tuple[Any, str]]:

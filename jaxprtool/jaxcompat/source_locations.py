@@ -223,10 +223,11 @@ def source_under(
     all its calls, and keeps only the frames inside it.
     """
     outer, traceback = call.source_info.name_stack, call.source_info.traceback
-    nearness = _nearness(traceback)
 
     def source(info: SourceInfo) -> SourceInfo:
-        is_nearer = nearness > _nearness(info.traceback)
+        # Most equations have frames of user code, and then those of the call are not read.
+        nearness = _nearness(info.traceback)
+        is_nearer = nearness < 2 and _nearness(traceback) > nearness
         if not (is_nearer or outer.stack):
             return info
         scopes = outer + info.name_stack if outer.stack else info.name_stack

@@ -27,6 +27,7 @@ import types
 import typing
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import MISSING, dataclass, fields
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, entry_points
@@ -379,16 +380,32 @@ class Pipeline:
         result = program
         # The last argument of each step that it left unchanged.
         settled: dict[int, Program | Programs] = {}
-        for _ in range(self.max_iterations):
-            previous = result
-            for i, step in enumerate(self.steps):
-                if settled.get(i) is not result:
-                    argument, result = result, _run_step(step, result, observer, check)
-                    if result is argument:
-                        settled[i] = result
-            if result is previous:
-                break
+        token = _notes.set({})
+        try:
+            for _ in range(self.max_iterations):
+                previous = result
+                for i, step in enumerate(self.steps):
+                    if settled.get(i) is not result:
+                        argument, result = result, _run_step(step, result, observer, check)
+                        if result is argument:
+                            settled[i] = result
+                if result is previous:
+                    break
+        finally:
+            _notes.reset(token)
         return result
+
+
+_notes: ContextVar[dict[Hashable, Any]] = ContextVar("notes")
+
+
+def notes_of_run() -> dict[Hashable, Any]:
+    """Return what passes note for themselves while a pipeline runs, by pass; dropped at its end.
+
+    A pass that runs again, as in `-O1`, need not look again at what it has left as it is. Notes
+    save time, and change no result. Outside of a pipeline there are none.
+    """
+    return _notes.get({})
 
 
 def _run_step(

@@ -31,8 +31,9 @@ def test_values_are_cached_as_long_as_their_jaxpr():
 def test_a_jaxpr_has_a_bounded_number_of_cached_requests():
     cache, jaxpr = JaxprCache(most=4), traced()
     for request in range(100):
-        cache.of(jaxpr)[request] = request
-        assert len(cache._by_jaxpr[jaxcompat.open_jaxpr(jaxpr)]) <= 5
+        values = cache.of(jaxpr)
+        values[request] = request
+        assert len(values) <= 5
 
 
 def test_clear_caches_empties_every_cache_of_the_process():

@@ -146,7 +146,7 @@ class _Folder:
         #: True if control flow was replaced by equations that have not been visited.
         self.opened = False
 
-    def visit(self, writer: Writer) -> RewriteRule:
+    def visit(self, writer: Writer) -> RewriteRule | None:
         jaxpr = jaxcompat.open_jaxpr(writer.body)
         env: dict[Var, Number] = {}
         for var, value in writer.constant_values.items():
@@ -157,6 +157,8 @@ class _Folder:
         values: dict[Var, Array | None] = {}
         if not all(traits(eqn).fills for eqn in foldable):
             values = self._needed_values(writer, env, foldable)
+        if not values and is_flat(jaxpr):  # it has no control flow
+            return None
 
         def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
             if eqn.outvars and eqn.outvars[0] in values:
@@ -188,7 +190,9 @@ class _Folder:
                     values.update(dict.fromkeys(eqn.outvars))
                     values.update(taken)
                     continue
-            needed.update(v for v in eqn.invars if type(v) is not Literal)
+            for atom in eqn.invars:
+                if type(atom) is not Literal:
+                    needed.add(atom)
         if values and len(writer.consts) == len(writer.constvars):
             _drop_constants(writer, needed)
         return values

@@ -102,8 +102,17 @@ class Inline(Pass):
     def __call__(self, program: Program) -> Program:
         sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
+        # An equation with other operands has the same parameters and context.
+        known: dict[tuple[int, int], tuple[JaxprEqn, ClosedJaxpr | None]] = {}
+
         def opened(eqn: JaxprEqn) -> ClosedJaxpr | None:
             """Return the body of a call that may be inlined; None for every other equation."""
+            key = id(eqn.params), id(eqn.ctx)
+            if key not in known:  # asked for when the lengths are counted, and when it is inlined
+                known[key] = eqn, body_of(eqn)
+            return known[key][1]
+
+        def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
             if traits(eqn).call not in self.calls or (not self.force and has_own_settings(eqn)):
                 return None
             body = called_body(eqn)

@@ -38,13 +38,14 @@ from jaxprtool.passes.cleanup.simplify import rules
 from jaxprtool.passes.cleanup.simplify.engine import (
     Condition,
     RowMatch,
+    SettledEquations,
     SimplifyRule,
     emit,
     equation,
     full,
     simplified,
 )
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes.framework import Pass, notes_of_run
 
 __all__ = [
     "Condition",
@@ -113,5 +114,9 @@ class Simplify(Pass):
         ]
 
     def __call__(self, program: Program) -> Program:
-        jaxpr = simplified(program.jaxpr, simplify_rules, fast=self.fast)
+        notes = notes_of_run()
+        if self not in notes:
+            notes[self] = SettledEquations(simplify_rules)
+        settled = notes[self]
+        jaxpr = simplified(program.jaxpr, simplify_rules, fast=self.fast, settled=settled)
         return program.replace(jaxpr=jaxpr) if jaxpr is not program.jaxpr else program

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache, partial
 from typing import Any, TypeAlias
@@ -160,6 +160,8 @@ class UseCounts:
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._counts: Counter[Atom] | None = None
+        #: Whether `is_only` has returned False, since this was last set to False.
+        self.refused = False
 
     @property
     def counts(self) -> Counter[Atom]:
@@ -172,11 +174,17 @@ class UseCounts:
 
     def is_only(self, eqn: JaxprEqn) -> bool:
         """Return True if the result of an equation has exactly one use."""
-        return self.counts[eqn.outvars[0]] == 1
+        is_only = self.counts[eqn.outvars[0]] == 1
+        self.refused |= not is_only
+        return is_only
 
     def replace(self, old: JaxprEqn, new: Sequence[JaxprEqn]) -> None:
         """Update the counts for the replacement of an equation by others."""
-        self.counts.update(v for e in new for v in e.invars if type(v) is Var)
+        counts = self.counts
+        for eqn in new:  # `Counter.update` takes far longer for so few
+            for atom in eqn.invars:
+                if type(atom) is Var:
+                    counts[atom] = counts.get(atom, 0) + 1
         self._forget(old)
 
     def rename(self, old: JaxprEqn, atom: Atom) -> None:
@@ -188,16 +196,18 @@ class UseCounts:
 
     def _forget(self, eqn: JaxprEqn) -> None:
         """Subtract the uses by an equation, and by the equations that are dead without it."""
-        removed = [eqn]
+        removed, counts, definition = [eqn], self.counts, self._writer.definition
         while removed:
             for atom in removed.pop().invars:
                 if type(atom) is Literal:
                     continue
-                self.counts[atom] -= 1
-                behind = self._writer.definition.get(atom)
+                counts[atom] -= 1
+                if counts[atom]:
+                    continue
+                behind = definition.get(atom)
                 if behind is None or behind.effects:
                     continue
-                if not any(self.counts[v] for v in behind.outvars):
+                if not any(counts[v] for v in behind.outvars):
                     self._writer.dead[id(behind)] = behind
                     removed.append(behind)
 
@@ -584,12 +594,87 @@ class ResultTypes:
         return aval
 
 
-def simplified(jaxpr: AnyJaxpr, rows: Sequence[SimplifyRule], *, fast: bool) -> AnyJaxpr:
+#: The conditions and functions of a row read at most this many equations behind its pattern.
+READ_BEHIND = 1
+
+
+class SettledEquations:
+    """The equations that no row of a run applies to, for the next run of the same rows.
+
+    No row applies to such an equation either if the equations behind it, as far as a row reads,
+    are those of the last run. It is left out if a row has refused it because of other uses.
+    """
+
+    def __init__(self, rows: Sequence[SimplifyRule]) -> None:
+        #: How many equations its rows read, one behind the other, by the name of a primitive.
+        self._reads: dict[str, int] = {}
+        for row in rows:
+            depth = _depth(row.tree) + READ_BEHIND
+            for name in row.tree.primitives:
+                self._reads[name] = max(depth, self._reads.get(name, 0))
+        self._most = max(self._reads.values(), default=0)
+        #: The equations written in the last run and in this one, by identity, and those left out.
+        self._last: dict[int, JaxprEqn] = {}
+        self._written: dict[int, JaxprEqn] = {}
+        self._last_open: set[int] = set()
+        self._open: set[int] = set()
+        #: To what depth the equations of this run, and those behind them, are those of the last.
+        self._same: dict[int, int] = {}
+        self.types = ResultTypes()
+
+    def start(self) -> None:
+        """Start a run."""
+        self._last, self._last_open = self._written, self._open
+        self._written, self._open, self._same = {}, set(), {}
+
+    def is_settled(self, eqn: JaxprEqn, definition: Mapping[Var, JaxprEqn]) -> bool:
+        """Return True if no row applies to an equation, by those that define its operands."""
+        number = id(eqn)
+        if self._last.get(number) is not eqn:
+            return False
+        depth = self._most
+        for atom in eqn.invars:
+            if type(atom) is not Literal and (behind := definition.get(atom)) is not None:
+                depth = min(depth, self._same.get(id(behind), 0) + 1)
+        self._same[number] = depth
+        reads = self._reads.get(eqn.primitive.name, 0)
+        return depth >= reads and number not in self._last_open
+
+    def add(self, eqn: JaxprEqn, is_settled: bool) -> None:
+        """Record an equation that is written. One in two bodies must be settled in both."""
+        self._written[id(eqn)] = eqn
+        if not is_settled:
+            self._open.add(id(eqn))
+
+
+def _depth(node: Node) -> int:
+    """Return how many equations a pattern has, one behind the other."""
+    if not isinstance(node, OperationPattern):
+        return 0
+    return 1 + max(map(_depth, node.operands), default=0)
+
+
+def simplified(
+    jaxpr: AnyJaxpr,
+    rows: Sequence[SimplifyRule],
+    *,
+    fast: bool,
+    settled: SettledEquations | None = None,
+) -> AnyJaxpr:
     """Apply rows to a jaxpr at every depth; return the same object if none applies.
 
-    Raises PluginError if rows undo each other endlessly.
+    Args:
+        jaxpr: The jaxpr.
+        rows: The rows.
+        fast: Apply rows that are not exact, too.
+        settled: What the last run of the same rows has found. It is updated.
+
+    Raises:
+        PluginError: If rows undo each other endlessly.
     """
-    return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast, ResultTypes()))
+    settled = settled or SettledEquations(rows)
+    settled.start()
+    return rewrite(jaxpr, partial(_visitor, _table_of(tuple(rows), fast), fast, settled))
 
 
 def _may_be_inexact(row: SimplifyRule, fast: bool) -> bool:
@@ -623,9 +708,9 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
     return [None]
 
 
-def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> RewriteRule:
-    definition, constants = writer.definition, writer.constant_values
-    uses = UseCounts(writer)
+def _visitor(table: _Table, fast: bool, settled: SettledEquations, writer: Writer) -> RewriteRule:
+    definition, constants, types = writer.definition, writer.constant_values, settled.types
+    uses, is_free = UseCounts(writer), not writer.donated  # a donated array limits other rows
 
     def rows_of(eqn: JaxprEqn) -> _Rows | None:
         rows = table.get(eqn.primitive.name)
@@ -650,10 +735,15 @@ def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> R
         return None
 
     def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
+        if is_free and settled.is_settled(eqn, definition):
+            settled.add(eqn, True)
+            return None
         rows = rows_of(eqn)
         if rows is None or eqn.effects:
+            settled.add(eqn, is_free)
             return None
         new, steps = eqn, 0
+        uses.refused = False
         while rows is not None:
             written = len(writer.eqns)
             if (outcome := step(new, rows)) is None:
@@ -666,6 +756,7 @@ def _visitor(table: _Table, fast: bool, types: ResultTypes, writer: Writer) -> R
             if steps > MOST_STEPS:
                 raise PluginError(f"simplify: rules undo each other endlessly on {named(eqn)}")
             rows = rows_of(new)
+        settled.add(new, is_free and not uses.refused)
         return None if new is eqn else writer.add(new)
 
     return rule
@@ -732,5 +823,8 @@ def _keeps_type(row: SimplifyRule, eqn: JaxprEqn, computed: Aval) -> bool:
 
 def _is_plain(eqn: JaxprEqn) -> bool:
     """Return True if no type has a sharding: only JAX can infer that of a new equation."""
-    avals = (v.aval for v in (*eqn.invars, *eqn.outvars))
-    return not any(any(getattr(getattr(a, "sharding", None), "spec", ())) for a in avals)
+    for atoms in eqn.invars, eqn.outvars:
+        for atom in atoms:
+            if any(getattr(getattr(atom.aval, "sharding", None), "spec", ())):
+                return False
+    return True

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxprtool import jaxcompat, trace
+from jaxprtool import equivalent, jaxcompat, trace
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import Primitive
@@ -17,6 +17,7 @@ from jaxprtool.passes.cleanup.simplify import (
     RowMatch,
     Simplify,
     SimplifyRule,
+    engine,
     equation,
     simplify_rules,
 )
@@ -368,3 +369,48 @@ def test_an_integer_predicate_is_not_a_boolean(name):
         assert [trace(fun, v, 1.0, 2.0).apply(passes)(v, 1.0, 2.0) for v in p] == [
             fun(v, 1.0, 2.0) for v in p
         ]
+
+
+def test_a_run_of_a_pipeline_does_not_visit_settled_equations_again(monkeypatch):
+    def f(x):
+        for i in range(20):
+            x = jnp.sin(x) * (i + 2.0) + x
+        return x * 1.0
+
+    tried, apply = [], engine._apply
+    monkeypatch.setattr(engine, "_apply", lambda *args: tried.append(1) or apply(*args))
+    program = trace(f, VECTOR)
+    once = program.apply("simplify, dce")
+    first = len(tried)
+    assert equivalent(program.apply("-O1"), once)
+    assert first > 20 and len(tried) == 2 * first
+
+
+def test_an_equation_is_visited_again_if_one_behind_it_has_changed():
+    def f(x, y):  # `fold` finds the 0 only after `simplify` has removed x - x
+        zero = jnp.int32(0) * (x - x)
+        return jnp.where(zero == 0, y, -y) + zero
+
+    program = trace(f, jnp.int32(1), jnp.int32(2)).apply("-O1")
+    assert not program.jaxpr.eqns
+
+
+def test_notes_of_a_run_change_no_result(monkeypatch):
+    def loss(w, x):
+        for _ in range(3):
+            mean = x.mean(-1, keepdims=True)
+            x = jax.nn.gelu((x - mean) / jnp.sqrt(jnp.square(x - mean).mean() + 1e-5) @ w)
+        return jax.nn.softmax(x).sum()
+
+    program = trace(jax.grad(loss), jax.ShapeDtypeStruct((4, 4), jnp.float32), MATRIX)
+    settled, is_settled = [], engine.SettledEquations.is_settled
+
+    def counted(*args):
+        settled.append(is_settled(*args))
+        return settled[-1]
+
+    monkeypatch.setattr(engine.SettledEquations, "is_settled", counted)
+    with_notes = program.apply("-O1")
+    assert sum(settled) > 50
+    monkeypatch.setattr(engine.SettledEquations, "is_settled", lambda *_: False)
+    assert equivalent(program.apply("-O1"), with_notes)

@@ -195,7 +195,8 @@ class _FastCheck:
         known = self._known if setting == self._setting else frozenset()
         binders = [*jaxpr.constvars, *jaxpr.invars]
         bound = set(binders)
-        if len(bound) != len(binders) or any(map(_changes_type, binders)):
+        count, bind = len(binders), bound.add
+        if len(bound) != count or any(map(_changes_type, binders)):
             return False
         for eqn in jaxpr.eqns:  # written for speed: every pass runs it
             for x in eqn.invars:
@@ -204,10 +205,11 @@ class _FastCheck:
             if (eqn not in known or eqn.effects) and not self._fits(eqn, jaxpr, setting):
                 return False
             for v in eqn.outvars:
-                if v in bound:
-                    return False
                 if type(v) is not DropVar:
-                    bound.add(v)
+                    bind(v)
+                    count += 1
+        if len(bound) != count:  # a variable is bound twice
+            return False
         return all(
             (type(x) is Literal or x in bound) and not isinstance(x.aval, AbstractRef)
             for x in jaxpr.outvars

@@ -193,11 +193,22 @@ def _live_equations(
     is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
     # Looked up once per primitive: the tables load plug-ins.
     rules: dict[Primitive, tuple[DceRule | None, bool]] = {}
+    plain: set[Primitive] = set()
+    read_by_none, keep_eqn, read_var = live.isdisjoint, kept.append, live.add
     for eqn in reversed(jaxpr.eqns):  # written for speed: most equations have no rule
         outs, primitive = eqn.outvars, eqn.primitive
+        if primitive in plain and not eqn.effects:
+            if not read_by_none(outs):
+                keep_eqn(eqn)
+                for v in eqn.invars:
+                    if type(v) is not Literal:
+                        read_var(v)
+            continue
         if primitive not in rules:
             rule = _rule_of(primitive.name)
             rules[primitive] = rule, rule is None and primitive in jax_rules
+            if rules[primitive] == (None, False) and not is_nested:
+                plain.add(primitive)
         rule, asks_jax = rules[primitive]
         # A rule of JAX may keep an equation without effects: that of `free_ref` does.
         dead = () if asks_jax or not eqn.effects else refs.dead(eqn)

@@ -200,7 +200,11 @@ S = TypeVar("S")
 R = TypeVar("R")
 A = ParamSpec("A")
 
-_caches: list[Cache] = [*jaxcompat.CONVERTED]
+_caches: list[Cache] = [
+    *jaxcompat.CONVERTED,
+    jaxcompat.ACCEPTED,
+    jaxcompat.ACCEPTED_SIGNATURES,
+]
 
 
 def process_cache(cache: C) -> C:

@@ -100,8 +100,10 @@ def is_flat(jaxpr: Jaxpr, old: Jaxpr | None = None) -> bool:
         if old is not None and is_flat(old):
             eqns.difference_update(old.eqns)
         names = {eqn.primitive.name for eqn in eqns}
+        # Passes write many equations with the same dictionary of parameters.
+        distinct = {id(eqn.params): eqn.params for eqn in eqns if eqn.params}.values()
         cached["flat"] = views.keys().isdisjoint(names) and not any(
-            eqn.params and holds_jaxpr(eqn.params.values()) for eqn in eqns
+            holds_jaxpr(params.values()) for params in distinct
         )
     return bool(cached["flat"])
 

@@ -823,14 +823,13 @@ def value_key(value: object) -> Hashable:
 
 #: Values that are their own keys; no key of another type is one of these.
 _PLAIN: frozenset[type] = frozenset({type(None), str, bytes, int})
-_INTEGERS: frozenset[type] = frozenset({int})
 
 
 def _key(value: Any, structures: list[JaxprStructure]) -> Hashable:
     cls = type(value)
     if cls in _PLAIN:
         return value
-    if cls is tuple and _INTEGERS.issuperset(map(type, value)):
+    if cls is tuple and jaxcompat.holds_integers(value):
         return value
     if isinstance(value, tuple | list):
         return cls, *[_key(item, structures) for item in value]

@@ -22,6 +22,8 @@ from jax.extend.core import (
 )
 
 from jaxprtool.jaxcompat.checking import (
+    ACCEPTED,
+    ACCEPTED_SIGNATURES,
     CheckpointedJvp,
     CheckpointHalves,
     behind_barrier,
@@ -96,6 +98,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     equation_context,
     filter_debug_info,
     has_plain_layout,
+    holds_integers,
     inline_as_word,
     inline_of_word,
     is_removable_effect,

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from functools import cache, lru_cache
 from types import SimpleNamespace
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import jax
 from jax._src import ad_checkpoint, config, core, effects
@@ -81,6 +82,15 @@ def _tables_of_primitives() -> list[Collection[Any]]:
 #: Checks the body of a call, for the `check_jaxpr` that is running in this thread.
 _check_body: ContextVar[Callable[[AnyJaxpr], None]] = ContextVar("_check_body")
 
+#: The bodies that have been accepted before, each with the settings in which they were, and whether
+#: their weak types were checked: passes keep most bodies as they are.
+ACCEPTED: WeakKeyDictionary[AnyJaxpr, set[Hashable]] = WeakKeyDictionary()
+
+#: The signatures of equations without bodies and effects that JAX's rules have accepted. A rule
+#: takes a quarter of a millisecond, and a pass writes the same few kinds of equations each time.
+ACCEPTED_SIGNATURES: set[Hashable] = set()
+_MOST_SIGNATURES = 20_000
+
 #: Primitives whose rules compare the types of operands and results with those of the bodies, but
 #: do not check the bodies.
 _BODIES_NOT_CHECKED = frozenset(
@@ -115,11 +125,14 @@ def check_jaxpr(
         request = body, config.trace_context()
         if request not in faults:
             try:
-                check(body)
+                if alike is None or not alike.is_accepted(body, request[1]):
+                    check(body)
             except Exception as fault:  # raised again where the body is called
                 faults[request] = fault
             else:
                 faults[request] = None
+                if alike is not None and body is not jaxpr:
+                    alike.accept(body, request[1])
         if (error := faults[request]) is not None:
             raise error
 
@@ -182,16 +195,23 @@ class _FastCheck:
         self._weak_types = weak_types
         self._setting = config.trace_context()
         self._alike: set[Hashable] = set()
+        # The same by the identity of their parts, each with an equation that keeps these alive.
+        self._same: dict[Hashable, JaxprEqn] = {}
+        # The numbers of settings, which take long to hash.
+        self._settings: dict[object, int] = {}
         # Operations by number, and the numbers of objects, which equations here keep alive.
         self._operations: dict[Hashable, int] = {}
         self._operation_ids: dict[Hashable, tuple[int, JaxprEqn]] = {}
         # Types by number, and the numbers of type objects, which are kept alive here for their ids.
         self._numbers: dict[Aval, int] = {}
+        # The settings inside of an equation's context, by the setting outside and the context.
+        self._inside: dict[tuple[object, Any], object] = {}
         self._by_id: dict[int, tuple[int, Aval]] = {}
 
     def is_well_typed(self, jaxpr: AnyJaxpr) -> bool:
         """Return True if JAX's checker is certain to accept an open jaxpr."""
         setting = config.trace_context()
+        number = self._settings.setdefault(setting, len(self._settings))
         known = self._known if setting == self._setting else frozenset()
         binders = [*jaxpr.constvars, *jaxpr.invars]
         bound = set(binders)
@@ -202,7 +222,7 @@ class _FastCheck:
             for x in eqn.invars:
                 if type(x) is not Literal and x not in bound:
                     return False
-            if (eqn not in known or eqn.effects) and not self._fits(eqn, jaxpr, setting):
+            if (eqn not in known or eqn.effects) and not self._fits(eqn, jaxpr, setting, number):
                 return False
             for v in eqn.outvars:
                 if type(v) is not DropVar:
@@ -215,16 +235,59 @@ class _FastCheck:
             for x in jaxpr.outvars
         )
 
-    def _fits(self, eqn: JaxprEqn, jaxpr: AnyJaxpr, setting: object) -> bool:
+    def is_accepted(self, body: AnyJaxpr, setting: object) -> bool:
+        """Return True if a body has been accepted in this setting, by this check or another."""
+        accepted = ACCEPTED.get(_anchor(body), ())
+        return (setting, self._weak_types) in accepted and not jax.debug_key_reuse.value
+
+    def accept(self, body: AnyJaxpr, setting: object) -> None:
+        """Record that a body is well typed in this setting."""
+        ACCEPTED.setdefault(_anchor(body), set()).add((setting, self._weak_types))
+
+    def _is_plain_jit(self, eqn: JaxprEqn, setting: object) -> bool:
+        """Return True for a jit of an accepted body without effects that has exactly its types.
+
+        JAX's rule compares nothing else, in a few times the time.
+        """
+        closed = eqn.params.get("jaxpr")
+        if not isinstance(closed, ClosedJaxpr):
+            return False
+        body = open_jaxpr(closed)
+        if body.effects or len(eqn.invars) != len(body.invars):
+            return False
+        for outer, inner in zip(eqn.invars, body.invars, strict=True):
+            if type(outer) is Literal or isinstance(inner.aval, AbstractRef):
+                return False
+            if outer.aval is not inner.aval and outer.aval != inner.aval:
+                return False
+        if [v.aval for v in eqn.outvars] != [v.aval for v in body.outvars]:
+            return False
+        context = setting, eqn.ctx
+        if context not in self._inside:
+            with eqn.ctx.manager:
+                self._inside[context] = config.trace_context()
+        return self.is_accepted(closed, self._inside[context])
+
+    def _fits(self, eqn: JaxprEqn, jaxpr: AnyJaxpr, setting: object, number: int) -> bool:
         """Return True if an equation's result types and effects are those of its rule."""
+        if eqn.primitive is jit_p and not eqn.effects and self._is_plain_jit(eqn, setting):
+            return True
         key: Hashable = None
         try:
             if not eqn.effects:
-                key = self._key(eqn, setting)
+                same = self._parts(eqn, number)
+                if same in self._same:
+                    return True
+                key = self._key(eqn, number)
                 if key in self._alike:
+                    self._same[same] = eqn
                     return True
         except TypeError:  # a parameter that is not hashable, or a ref
             key = None
+        signature = None if key is None else self._signature(eqn, setting)
+        if signature in ACCEPTED_SIGNATURES:
+            self._alike.add(key)
+            return True
         try:
             fits = _rule_agrees(eqn, jaxpr)
             fault = _weak_type_fault(eqn) if fits and self._weak_types else ""
@@ -234,9 +297,33 @@ class _FastCheck:
             raise TypeError(fault)
         if fits and key is not None:
             self._alike.add(key)
+        if fits and signature is not None:
+            if len(ACCEPTED_SIGNATURES) >= _MOST_SIGNATURES:
+                ACCEPTED_SIGNATURES.clear()
+            ACCEPTED_SIGNATURES.add(signature)
         return fits
 
-    def _key(self, eqn: JaxprEqn, setting: object) -> Hashable:
+    def _signature(self, eqn: JaxprEqn, setting: object) -> Hashable:
+        """Return all that JAX's rule reads of an equation; None if it holds jaxprs or functions."""
+        values = tuple(eqn.params.values())
+        if any(map(callable, values)) or next(jaxprs_in_params(eqn.params), None) is not None:
+            return None
+        operands = [(x.aval, *_literal(x)) if type(x) is Literal else x.aval for x in eqn.invars]
+        results = [v.aval for v in eqn.outvars]
+        types = [nested_type(v) if isinstance(v, tuple) else type(v) for v in values]
+        names = tuple(eqn.params)
+        return (
+            *(setting, self._weak_types, eqn.primitive, eqn.ctx, names, values, *types),
+            *(len(operands), *operands, *results),
+        )
+
+    def _parts(self, eqn: JaxprEqn, setting: int) -> Hashable:
+        """Return the identities of the parts of an equation: passes write many from the same."""
+        operands = [id(x if type(x) is Literal else x.aval) for x in eqn.invars]
+        results = [id(v.aval) for v in eqn.outvars]
+        return eqn.primitive, id(eqn.ctx), id(eqn.params), setting, (*operands, 0, *results)
+
+    def _key(self, eqn: JaxprEqn, setting: int) -> Hashable:
         """Return a key that equations share if they are alike. Raises TypeError for refs."""
         return (
             setting,
@@ -273,6 +360,11 @@ class _FastCheck:
             entry = self._numbers.setdefault(aval, len(self._numbers)), aval
             self._by_id[id(aval)] = entry
         return entry[0]
+
+
+def _anchor(jaxpr: AnyJaxpr) -> AnyJaxpr:
+    """Return the object that stays the same if a body without constants is closed again."""
+    return jaxpr if getattr(jaxpr, "consts", ()) else open_jaxpr(jaxpr)
 
 
 def _literal(literal: Literal) -> tuple[Any, ...]:

@@ -372,7 +372,13 @@ def linear_call_transpose_param(closed: ClosedJaxpr) -> Params:
     return {"transpose_thunk": lambda: (transpose, closed.consts)}
 
 
-_INTEGERS: frozenset[type] = frozenset({int})
+def holds_integers(values: tuple[object, ...]) -> bool:
+    """Return True for a tuple of integers, or of such tuples at any depth."""
+    for value in values:
+        cls = type(value)
+        if cls is not int and not (cls is tuple and holds_integers(value)):
+            return False
+    return True
 
 
 def nested_type(value: object) -> Any:
@@ -381,8 +387,8 @@ def nested_type(value: object) -> Any:
     Equal parameters of different types are different: 2 is not 2.0, and 1 is not True.
     """
     cls = type(value)
-    if not isinstance(value, tuple) or (cls is tuple and _INTEGERS.issuperset(map(type, value))):
-        return cls  # denotes a tuple of integers, the most common
+    if not isinstance(value, tuple) or (cls is tuple and holds_integers(value)):
+        return cls  # denotes integers at any depth, the most common
     return cls, *map(nested_type, value)
 
 

@@ -13,6 +13,7 @@ from jaxprtool.errors import CheckError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.jaxcompat import checking
 from tests.programs import harness_programs, sample_programs
 from tests.programs.samples import sample_files
 from tests.sweep.corpora import Harnesses
@@ -155,3 +156,39 @@ def test_a_fault_deep_inside_is_found_fast():
         )
     )
     assert "inconsistently typed" in verdict(wrong, before)
+
+
+def test_an_equation_is_checked_by_jax_once_for_all_runs(monkeypatch):
+    jaxprtool.clear_caches()
+    asked, rule_agrees = [], checking._rule_agrees
+    monkeypatch.setattr(
+        checking, "_rule_agrees", lambda *args: asked.append(1) or rule_agrees(*args)
+    )
+
+    def f(x):
+        for _ in range(5):
+            x = jax.jit(lambda x: jnp.sin(x) * 2.0)(x)
+        return x
+
+    program = jaxprtool.trace(f, X)
+    program.apply("batch(0, axis_size=2)")
+    assert 0 < len(asked) < 10
+    asked.clear()
+    jaxprtool.trace(f, X).apply("batch(0, axis_size=2)")
+    assert len(asked) <= 5  # each call of a body that is new
+
+
+def test_a_damaged_body_of_an_accepted_jit_is_rejected_each_time():
+    def f(x):
+        return jax.jit(lambda x: x.astype("float32") + 1)(x)
+
+    program = jaxprtool.trace(f, X)
+    (call,) = program.jaxpr.eqns
+    (convert, *rest) = call.params["jaxpr"].eqns
+    assert verdict(program, jaxprtool.trace(lambda: ())) is None
+    wrong = convert.replace(outvars=[type(v)(v.aval.update(shape=(7,))) for v in convert.outvars])
+    body = jaxcompat.replace_jaxpr(call.params["jaxpr"], eqns=[wrong, *rest])
+    other = call.replace(params={**call.params, "jaxpr": body})
+    changed = program.replace(jaxpr=jaxcompat.replace_jaxpr(program.jaxpr, eqns=[other]))
+    assert verdict(changed, program) is not None
+    assert verdict(changed, program) == verdict(changed)  # a rejected body is rejected again

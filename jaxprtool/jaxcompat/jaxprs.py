@@ -376,7 +376,9 @@ def holds_integers(values: tuple[object, ...]) -> bool:
     """Return True for a tuple of integers, or of such tuples at any depth."""
     for value in values:
         cls = type(value)
-        if cls is not int and not (cls is tuple and holds_integers(value)):
+        if cls is int:
+            continue
+        if not (isinstance(value, tuple) and cls is tuple and holds_integers(value)):
             return False
     return True
 

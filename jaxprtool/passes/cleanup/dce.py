@@ -189,7 +189,7 @@ def _live_equations(
         if flag and type(v) is not Literal
     }
     refs = _Refs.of(jaxpr, live_inputs, live)
-    jax_rules, kept = jaxcompat.jax_dce_rules, []
+    jax_rules, kept = jaxcompat.jax_dce_rules, list[JaxprEqn]()
     is_nested = not is_flat(jaxcompat.open_jaxpr(jaxpr))
     # Looked up once per primitive: the tables load plug-ins.
     rules: dict[Primitive, tuple[DceRule | None, bool]] = {}

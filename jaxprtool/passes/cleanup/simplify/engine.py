@@ -630,7 +630,8 @@ class SettledEquations:
     def is_settled(self, eqn: JaxprEqn, definition: Mapping[Var, JaxprEqn]) -> bool:
         """Return True if no row applies to an equation, by those that define its operands."""
         number = id(eqn)
-        if self._last.get(number) is not eqn:
+        known = self._last.get(number)
+        if known is None or known is not eqn:
             return False
         depth = self._most
         for atom in eqn.invars:

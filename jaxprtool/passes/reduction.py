@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import lax
 from jax import numpy as jnp
+from jax.tree_util import PyTreeDef
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError
@@ -25,6 +26,7 @@ from jaxprtool.ir.regions import (
     While,
     map_sub_jaxprs,
     regions,
+    run_jaxprs,
     view,
 )
 from jaxprtool.ir.rewrite import RewriteRule, Writer, narrow, rewrite
@@ -355,6 +357,8 @@ def _options(program: Program) -> Sequence[tuple[Var, str, object]]:
 
 def _plain(eqn: JaxprEqn, name: str, value: object) -> object:
     """Return the simplest value of a parameter, or the value itself if the equation needs it."""
+    if isinstance(value, PyTreeDef) or (view(eqn) is None and any(True for _ in run_jaxprs(eqn))):
+        return value  # of a Ref's parts; or of a kernel, whose parameters fit each other
     if isinstance(value, bool):
         return False
     if isinstance(value, int):

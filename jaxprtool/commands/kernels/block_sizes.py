@@ -19,7 +19,7 @@ If a block is whole along a class of the first kind, a new axis of the grid can 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,23 +32,20 @@ from jaxprtool.analysis.grids import GridSteps, accesses
 from jaxprtool.commands.cost.kernels import KernelEquation, kernel_equations
 from jaxprtool.commands.kernels.dimensions import (
     POSITIONS,
+    BodyResizing,
     Dim,
     DimensionClasses,
     Path,
     Reason,
-    is_whole_slice,
-    transforms_of,
     value_shape,
     whole_dims,
 )
 from jaxprtool.ir.dtypes import itemsize
-from jaxprtool.ir.equations import all_jaxprs, variables
+from jaxprtool.ir.equations import all_jaxprs
 from jaxprtool.ir.kernel_calls import KernelBlock, KernelCall, index_texts
 from jaxprtool.ir.regions import regions, run_jaxprs
-from jaxprtool.ir.rules import RuleTable, rule
-from jaxprtool.ir.specialization import SubstitutedBody, Substitution
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import AbstractRef, AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 
 # --- sizes ----------------------------------------------------------------------------------------
 # The axes along which a kernel may have other block sizes, and the kernel with these.
@@ -174,8 +171,8 @@ class BlockSizes:
         return self.kernel.eqn.params["grid_mapping"].block_mappings[number]
 
     @cached_property
-    def _accesses(self) -> list[_RefAccess]:
-        return list(_ref_accesses(self.grid))
+    def _accesses(self) -> list[RefAccess]:
+        return list(ref_accesses(self.grid))
 
     # --- axes of the grid -------------------------------------------------------------------------
 
@@ -364,8 +361,15 @@ class BlockSizes:
         """
         changes = {self.axes[i]: n for i, n in sizes.items() if n != self.axes[i].size}
         new_axes = [axis for axis in changes if axis.grid_axis is None]
-        resizing = _Resizing(self, changes, len(new_axes))
         kernel, params = self.kernel, self.kernel.eqn.params
+        sizes_of_classes = {root: n for axis, n in changes.items() for root in axis.roots}
+        numbers = unbatched_axes(kernel)
+        last = {
+            numbers[axis.grid_axis]: (kernel.grid[axis.grid_axis].size - 1, axis.extent // n - 1)
+            for axis, n in changes.items()
+            if axis.grid_axis is not None and axis.sums
+        }
+        resizing = BodyResizing(self._classes, sizes_of_classes, last, len(new_axes))
         body = resizing.jaxpr(params["jaxpr"])
         mapping = params["grid_mapping"]
         steps = [*mapping.grid]
@@ -434,6 +438,12 @@ class BlockSizes:
         )
 
 
+def unbatched_axes(kernel: KernelCall) -> dict[int, int]:
+    """Return the axis of `program_id` for each axis of the grid that `vmap` has not added."""
+    axes = [i for i, axis in enumerate(kernel.grid) if not axis.is_batch]
+    return {axis: number for number, axis in enumerate(axes)}
+
+
 def _is_same_block(a: KernelBlock | None, b: KernelBlock, names: Sequence[str]) -> bool:
     if a is None:
         return False
@@ -458,7 +468,7 @@ def _with_axes(options: Any, count: int) -> Any:
 # --- accesses -------------------------------------------------------------------------------------
 
 
-class _RefAccess(NamedTuple):
+class RefAccess(NamedTuple):
     """A load or store of a Ref of the kernel: its kind is "read", "write" or "accum"."""
 
     equation: KernelEquation
@@ -478,7 +488,8 @@ class _RefAccess(NamedTuple):
         return np.ones(count, bool) if mask is None else mask
 
 
-def _ref_accesses(grid: GridSteps) -> Iterator[_RefAccess]:
+def ref_accesses(grid: GridSteps) -> Iterator[RefAccess]:
+    """Yield the loads and stores of a kernel's Refs that run, in order."""
     bodies = [*all_jaxprs(jaxcompat.open_jaxpr(grid.kernel.body))]
     read = {v for body in bodies for atoms in _atoms(body) for v in atoms if isinstance(v, Var)}
     for equation in kernel_equations(grid):
@@ -489,7 +500,7 @@ def _ref_accesses(grid: GridSteps) -> Iterator[_RefAccess]:
             own = equation.refs.get(ref)
             if own is not None:
                 is_swap = eqn.primitive.name == "swap" and not read.isdisjoint(eqn.outvars)
-                yield _RefAccess(equation, own, "accum" if is_swap else kind)
+                yield RefAccess(equation, own, "accum" if is_swap else kind)
 
 
 def _atoms(jaxpr: Jaxpr) -> Iterator[Sequence[Atom]]:
@@ -497,7 +508,7 @@ def _atoms(jaxpr: Jaxpr) -> Iterator[Sequence[Atom]]:
     yield jaxpr.outvars
 
 
-def _is_written_first(used: Sequence[_RefAccess], inner: int, count: int) -> bool:
+def _is_written_first(used: Sequence[RefAccess], inner: int, count: int) -> bool:
     """Return True if each run of `inner` steps writes a whole Ref before it reads it."""
     order = []
     for access in used:
@@ -640,7 +651,7 @@ class _SummedAxis:
                         yield read
 
     def _check_access(
-        self, access: _RefAccess, accumulated: Mapping[Var, JaxprEqn], first: int, last: int
+        self, access: RefAccess, accumulated: Mapping[Var, JaxprEqn], first: int, last: int
     ) -> None:
         """Check in which steps, and where in the body, an access runs."""
         eqn, kernel = access.equation.eqn, self._sizes.kernel
@@ -675,7 +686,7 @@ class _SummedAxis:
                         Reason("it sums along it, and steps differ in what they read", path)
                     )
 
-    def _place(self, access: _RefAccess) -> int:
+    def _place(self, access: RefAccess) -> int:
         """Return the position in the body of the equation that has an access."""
         equation = access.equation
         return self._order[id(equation.path[0] if equation.path else equation.eqn)]
@@ -701,134 +712,3 @@ class _SummedAxis:
         bodies = (body for _, body in run_jaxprs(path[-2]))
         inner = (jaxcompat.open_jaxpr(body) for body in bodies)
         return next(body for body in inner if any(eqn is path[-1] for eqn in body.eqns))
-
-
-# --- rewriting ------------------------------------------------------------------------------------
-
-
-class _Resizing(Substitution):
-    """A substitution of sizes by class of dimensions."""
-
-    def __init__(self, sizes: BlockSizes, changes: Mapping[BlockAxis, int], new_axes: int) -> None:
-        super().__init__()
-        self._root = sizes._classes.root
-        self._sizes = {root: n for axis, n in changes.items() for root in axis.roots}
-        self.new_axes = new_axes
-        #: The last step along each summed axis before and after, by the axis of `program_id`.
-        grid = sizes.kernel.grid
-        numbers = {
-            a: i for i, a in enumerate(a for a, axis in enumerate(grid) if not axis.is_batch)
-        }
-        self.last = {
-            numbers[axis.grid_axis]: (grid[axis.grid_axis].size - 1, axis.extent // n - 1)
-            for axis, n in changes.items()
-            if axis.grid_axis is not None and axis.sums
-        }
-
-    def shape(self, var: Var) -> tuple[Any, ...]:
-        """Return the new shape of a variable."""
-        old = value_shape(var)
-        return tuple(self._sizes.get(self._root((var, d)), n) for d, n in enumerate(old))
-
-    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
-        return _ResizedBody(self, jaxpr).made()
-
-
-class _ResizedBody(SubstitutedBody):
-    """One body while its blocks are resized."""
-
-    owner: _Resizing
-
-    def __init__(self, owner: _Resizing, jaxpr: AnyJaxpr) -> None:
-        super().__init__(owner, jaxpr)
-        #: The variables that are the step along an axis, and the number of its last step.
-        self._steps: dict[Var, tuple[int, int]] = {}
-
-    def _variable(self, var: Var) -> Var:
-        shape = self.owner.shape(var)
-        if shape == value_shape(var):
-            return var
-        aval = var.aval
-        if isinstance(aval, AbstractRef):
-            aval = aval.update(inner_aval=aval.inner_aval.update(shape=shape))
-        else:
-            aval = aval.update(shape=shape)
-        new = jaxcompat.DropVar(aval) if type(var) is jaxcompat.DropVar else Var(aval)
-        self.env[var] = new
-        return new
-
-    def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
-        name = eqn.primitive.name
-        new = super().equation(eqn)
-        assert new is not None
-        if name == "program_id":
-            axis = eqn.params["axis"]
-            if axis in self.owner.last:
-                self._steps[eqn.outvars[0]] = self.owner.last[axis]
-            if self.owner.new_axes:
-                params = {**eqn.params, "axis": axis + self.owner.new_axes}
-                return new.replace(params=params)
-            return new
-        if name == "num_programs" and self.owner.new_axes:
-            return new.replace(
-                params={**eqn.params, "axis": eqn.params["axis"] + self.owner.new_axes}
-            )
-        for var in variables(eqn.invars):
-            if var in self._steps:
-                return _with_last(new, *self._steps[var])
-        resize = resizing_rules.get(name)
-        return new if new is eqn or resize is None else resize(new)
-
-
-def _with_last(eqn: JaxprEqn, old: int, new: int) -> JaxprEqn:
-    """Return a comparison with the last step along an axis that has another number of steps."""
-    operands = [
-        jaxcompat.as_literal(np.asarray(new, atom.aval.dtype), atom.aval)
-        if isinstance(atom, Literal) and int(atom.val) == old
-        else atom
-        for atom in eqn.invars
-    ]
-    return eqn.replace(invars=operands)
-
-
-#: Return an equation whose types have changed with sizes in its parameters that fit.
-resizing_rules: RuleTable[Callable[[JaxprEqn], JaxprEqn]] = RuleTable()
-
-
-@rule(resizing_rules, "broadcast_in_dim", "iota")
-def _resized_shape(eqn: JaxprEqn) -> JaxprEqn:
-    return eqn.replace(params={**eqn.params, "shape": value_shape(eqn.outvars[0])})
-
-
-@rule(resizing_rules, "reshape")
-def _resized_reshape(eqn: JaxprEqn) -> JaxprEqn:
-    return eqn.replace(params={**eqn.params, "new_sizes": value_shape(eqn.outvars[0])})
-
-
-@rule(resizing_rules, "get", "swap", "addupdate")
-def _resized_access(eqn: JaxprEqn) -> JaxprEqn:
-    """Return a load or store whose whole slices have the sizes of its Ref."""
-    shape = value_shape(eqn.invars[0])
-    transforms = transforms_of(eqn)
-    if not transforms:
-        return eqn
-    (indexer,) = transforms
-    indices = tuple(
-        replace(index, size=size)
-        if isinstance(index, jaxcompat.IndexSlice) and is_whole_slice(index, old)
-        else index
-        for index, old, size in zip(indexer.indices, indexer.shape, shape, strict=True)
-    )
-    tree = jax.tree.structure((replace(indexer, indices=indices, shape=shape),))
-    return eqn.replace(params={**eqn.params, "tree": tree})
-
-
-@rule(resizing_rules, "slice")
-def _resized_slice(eqn: JaxprEqn) -> JaxprEqn:
-    """Return a slice that has all of the dimensions that are resized."""
-    sizes, result = value_shape(eqn.invars[0]), value_shape(eqn.outvars[0])
-    limits = [
-        n if n == result[d] else limit
-        for d, (n, limit) in enumerate(zip(sizes, eqn.params["limit_indices"], strict=True))
-    ]
-    return eqn.replace(params={**eqn.params, "limit_indices": tuple(limits)})

@@ -11,18 +11,20 @@ here. Sums along a class are noted apart, since they may be taken in parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.equations import has_ref_type
+from jaxprtool.ir.equations import has_ref_type, variables
 from jaxprtool.ir.regions import Regions, regions, run_jaxprs
 from jaxprtool.ir.rules import RuleTable, rule
+from jaxprtool.ir.specialization import SubstitutedBody, Substitution
 from jaxprtool.ir.traits import Traits, nondefault_options, traits
-from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.jaxcompat import AbstractRef, AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 
 #: A dimension of a variable.
 Dim = tuple[Var, int]
@@ -183,7 +185,7 @@ def _elementwise(classes: DimensionClasses, eqn: JaxprEqn, path: Path) -> None:
 @rule(dimension_rules, "broadcast_in_dim")
 def _broadcast(classes: DimensionClasses, eqn: JaxprEqn, path: Path) -> None:
     operand, out = eqn.invars[0], eqn.outvars[0]
-    new = eqn.params["broadcast_dimensions"]
+    new = eqn.params["broadcast_dimensions"] or ()
     sizes, result = value_shape(operand), value_shape(out)
     classes.tie(operand, out, [(d, e) for d, e in enumerate(new) if sizes[d] == result[e]])
 
@@ -342,3 +344,138 @@ def _along(classes: DimensionClasses, eqn: JaxprEqn, path: Path) -> None:
         others = [d for d in range(len(value_shape(atom))) if d != axis]
         classes.tie(first, atom, [(d, d) for d in others])
         classes.fix(atom, reason, [axis])
+
+
+# --- rewriting ------------------------------------------------------------------------------------
+# A body at other sizes of classes.
+
+
+class BodyResizing(Substitution):
+    """A substitution of sizes by class of dimensions, in a kernel's body.
+
+    Args:
+        classes: The classes of its dimensions.
+        sizes: The new size of each class that changes, by its root.
+        last: The last step along axes of the grid, before and after, by the axis of `program_id`:
+            comparisons with it are changed.
+        new_axes: The number of new first axes of the grid.
+    """
+
+    def __init__(
+        self,
+        classes: DimensionClasses,
+        sizes: Mapping[Dim, int],
+        last: Mapping[int, tuple[int, int]],
+        new_axes: int = 0,
+    ) -> None:
+        super().__init__()
+        self._root, self._sizes = classes.root, sizes
+        self.last, self.new_axes = last, new_axes
+
+    def shape(self, var: Var) -> tuple[Any, ...]:
+        """Return the new shape of a variable."""
+        old = value_shape(var)
+        return tuple(self._sizes.get(self._root((var, d)), n) for d, n in enumerate(old))
+
+    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        return _ResizedBody(self, jaxpr).made()
+
+
+class _ResizedBody(SubstitutedBody):
+    """One body while its blocks are resized."""
+
+    owner: BodyResizing
+
+    def __init__(self, owner: BodyResizing, jaxpr: AnyJaxpr) -> None:
+        super().__init__(owner, jaxpr)
+        #: The variables that are the step along an axis, and the number of its last step.
+        self._steps: dict[Var, tuple[int, int]] = {}
+
+    def _variable(self, var: Var) -> Var:
+        shape = self.owner.shape(var)
+        if shape == value_shape(var):
+            return var
+        aval = var.aval
+        if isinstance(aval, AbstractRef):
+            aval = aval.update(inner_aval=aval.inner_aval.update(shape=shape))
+        else:
+            aval = aval.update(shape=shape)
+        new = jaxcompat.DropVar(aval) if type(var) is jaxcompat.DropVar else Var(aval)
+        self.env[var] = new
+        return new
+
+    def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        name = eqn.primitive.name
+        new = super().equation(eqn)
+        assert new is not None
+        if name == "program_id":
+            axis = eqn.params["axis"]
+            if axis in self.owner.last:
+                self._steps[eqn.outvars[0]] = self.owner.last[axis]
+            if self.owner.new_axes:
+                params = {**eqn.params, "axis": axis + self.owner.new_axes}
+                return new.replace(params=params)
+            return new
+        if name == "num_programs" and self.owner.new_axes:
+            return new.replace(
+                params={**eqn.params, "axis": eqn.params["axis"] + self.owner.new_axes}
+            )
+        for var in variables(eqn.invars):
+            if var in self._steps:
+                return _with_last(new, *self._steps[var])
+        resize = resizing_rules.get(name)
+        return new if new is eqn or resize is None else resize(new)
+
+
+def _with_last(eqn: JaxprEqn, old: int, new: int) -> JaxprEqn:
+    """Return a comparison with the last step along an axis that has another number of steps."""
+    operands = [
+        jaxcompat.as_literal(np.asarray(new, atom.aval.dtype), atom.aval)
+        if isinstance(atom, Literal) and int(atom.val) == old
+        else atom
+        for atom in eqn.invars
+    ]
+    return eqn.replace(invars=operands)
+
+
+#: Return an equation whose types have changed with sizes in its parameters that fit.
+resizing_rules: RuleTable[Callable[[JaxprEqn], JaxprEqn]] = RuleTable()
+
+
+@rule(resizing_rules, "broadcast_in_dim", "iota")
+def _resized_shape(eqn: JaxprEqn) -> JaxprEqn:
+    return eqn.replace(params={**eqn.params, "shape": value_shape(eqn.outvars[0])})
+
+
+@rule(resizing_rules, "reshape")
+def _resized_reshape(eqn: JaxprEqn) -> JaxprEqn:
+    return eqn.replace(params={**eqn.params, "new_sizes": value_shape(eqn.outvars[0])})
+
+
+@rule(resizing_rules, "get", "swap", "addupdate")
+def _resized_access(eqn: JaxprEqn) -> JaxprEqn:
+    """Return a load or store whose whole slices have the sizes of its Ref."""
+    shape = value_shape(eqn.invars[0])
+    transforms = transforms_of(eqn)
+    if not transforms:
+        return eqn
+    (indexer,) = transforms
+    indices = tuple(
+        replace(index, size=size)
+        if isinstance(index, jaxcompat.IndexSlice) and is_whole_slice(index, old)
+        else index
+        for index, old, size in zip(indexer.indices, indexer.shape, shape, strict=True)
+    )
+    tree = jax.tree.structure((replace(indexer, indices=indices, shape=shape),))
+    return eqn.replace(params={**eqn.params, "tree": tree})
+
+
+@rule(resizing_rules, "slice")
+def _resized_slice(eqn: JaxprEqn) -> JaxprEqn:
+    """Return a slice that has all of the dimensions that are resized."""
+    sizes, result = value_shape(eqn.invars[0]), value_shape(eqn.outvars[0])
+    limits = [
+        n if n == result[d] else limit
+        for d, (n, limit) in enumerate(zip(sizes, eqn.params["limit_indices"], strict=True))
+    ]
+    return eqn.replace(params={**eqn.params, "limit_indices": tuple(limits)})

@@ -25,6 +25,7 @@ from jaxprtool.commands.reduce.checks import (
     parse_check,
     picklable,
 )
+from jaxprtool.commands.reduce.kernels import ALL_STEPS, stays_valid
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.sandbox import ForkOutcome, Limits, call_each_in_fork, call_in_fork
 from jaxprtool.formats.jaxpr.read import parse_program, read
@@ -36,7 +37,6 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
 from jaxprtool.passes.framework import load_plugin
 from jaxprtool.passes.reduction import (
-    STEPS,
     Candidate,
     ReductionStep,
     can_be_argument,
@@ -107,7 +107,7 @@ class ReductionSearch:
             while finest is not None and finest >= equations_left(self.state.program):
                 finest = next(granularities)  # this many parts would be single sites
             previous = self.state
-            for step in STEPS:
+            for step in ALL_STEPS:
                 self._step(step, finest)
             self._plainer_values()
             if self.state is previous:
@@ -179,13 +179,15 @@ class ReductionSearch:
         return numbers[id(found)]
 
     def _candidate(self, step: ReductionStep, chosen: Sequence[Any]) -> ReductionState | None:
-        """Apply a step to the sites chosen, and return the result if it is well typed."""
+        """Apply a step to the sites chosen; return the result if it and its kernels are valid."""
         program = self.state.program
         try:
             candidate = step.apply(program, chosen)
         except Exception:  # the step does not apply to these sites
             return None
         if candidate is None or not is_well_typed(candidate, program):
+            return None
+        if not stays_valid(candidate.program, program):
             return None
         return self._with_values(candidate)
 

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.notation.tokens import BinderToken, PrimitiveName
-from jaxprtool.ir.trees import alike
 
 if TYPE_CHECKING:
     from jaxprtool.render.page import SourceLink
@@ -246,6 +245,8 @@ def icicle(
         link: Returns the place of a frame on the page, by the name of the frame.
         note: What to know about the amounts.
     """
+    from jaxprtool.ir.trees import alike  # imports JAX, which tables do not need
+
     whole = sum(amounts.values())
     if not whole:
         return None

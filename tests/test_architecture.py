@@ -177,7 +177,7 @@ def test_imports_inside_a_package_go_downward(here):
 #: The layers in a chapter of `commands`; all other files are computations, which stand below. The
 #: command of a chapter without `command.py` is in its package.
 CHAPTER = {
-    **dict.fromkeys(("command", "config", "notebook", "pages", "record", "steps"), 2),
+    **dict.fromkeys(("command", "config", "notebook", "record", "steps"), 2),
     **dict.fromkeys(("page", "table"), 1),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import FunctionOptions, command, pipeline
-from jaxprtool.commands.show import pages
+from jaxprtool.commands import show
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
@@ -160,7 +160,7 @@ def vmap_command(
         output.write_text(_summary(batch, program, row))
     if out is None and not json:
         output.write_text("")
-        pages.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        show.write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

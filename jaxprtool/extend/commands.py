@@ -14,8 +14,8 @@ modules of rules in the entry-point group `jaxprtool.lint`.
 """
 
 from jaxprtool.commands.cost.rules import Work
-from jaxprtool.commands.lint.findings import Found, LintRule, lint_rule
 from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ancestors, ends, origin
+from jaxprtool.commands.lint.lint import Found, LintRule, lint_rule
 
 __all__ = [
     "Found",

@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
-from jaxprtool.commands.bench.turns import RoundLimits, TurnsHere, paired_ratio, rounds
+from jaxprtool.commands.bench.bench import RoundLimits, TurnsHere, paired_ratio, rounds
 from jaxprtool.commands.compare.variants import Variant
 from jaxprtool.execute.running.run import arguments_placed, compiled_program
 from jaxprtool.ir.process import without_collector

@@ -53,7 +53,7 @@ def test_each_command_is_listed_with_the_first_line_of_its_docstring():
         assert inspect.getdoc(imported(command.run)).splitlines()[0] == command.summary
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("show", "--help"), ("frob",)])
+@pytest.mark.parametrize("arguments", [("--help",), ("cost", "--help"), ("frob",)])
 def test_only_the_command_that_is_called_is_imported(arguments):
     code = (
         "import sys; from jaxprtool.cli.main import main; main(sys.argv[1:]); "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jaxprtool.commands.lint.findings import LintRule, all_rules
+from jaxprtool.commands.lint.lint import LintRule, all_rules
 
 PATH = Path(__file__).parents[2] / "docs" / "lint.md"
 

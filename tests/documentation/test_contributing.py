@@ -280,7 +280,7 @@ RULE = {
 
         from collections.abc import Iterator
 
-        from jaxprtool.commands.lint.findings import Found, lint_rule
+        from jaxprtool.commands.lint.lint import Found, lint_rule
         from jaxprtool.commands.lint.graph import LintedProgram
 
         _BAD = """

@@ -7,11 +7,11 @@ INFO = CommandInfo(
     position=5,
     summary="Time variants in turns, with confidence intervals of ratios.",
     run="jaxprtool.commands.bench.command:bench_command",
-    documents=("jaxprtool.commands.bench.turns:Bench",),
+    documents=("jaxprtool.commands.bench.bench:Bench",),
     tables=(
         (
-            "jaxprtool.commands.bench.turns:Bench",
-            "jaxprtool.commands.bench.table:bench_table",
+            "jaxprtool.commands.bench.bench:Bench",
+            "jaxprtool.commands.bench.command:bench_table",
         ),
     ),
 )

@@ -156,7 +156,7 @@ _LINT_CODE = re.compile(r"[A-Za-z]{2,}\d{3}")
 
 def _lint_rule(code: str) -> LintRuleDocument:
     from jaxprtool.commands.explain import explanation as documents
-    from jaxprtool.commands.lint.findings import all_rules
+    from jaxprtool.commands.lint.lint import all_rules
 
     rules = {rule.code: rule for rule in all_rules()}
     if code not in rules:

@@ -7,10 +7,10 @@ INFO = CommandInfo(
     position=2,
     summary="Find wasted memory and time, and likely mistakes.",
     run="jaxprtool.commands.lint.command:lint_command",
-    documents=("jaxprtool.commands.lint.findings:Findings",),
+    documents=("jaxprtool.commands.lint.lint:Findings",),
     tables=(
         (
-            "jaxprtool.commands.lint.findings:Findings",
+            "jaxprtool.commands.lint.lint:Findings",
             "jaxprtool.commands.lint.table:findings_by_line",
         ),
     ),

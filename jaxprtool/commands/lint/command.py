@@ -67,7 +67,7 @@ def lint_command(
     chosen, rows = options.chosen_format(format, json), options.row_limit(top, all)
     session.start()
     from jaxprtool.commands.lint import table as render
-    from jaxprtool.commands.lint.findings import chosen_rules
+    from jaxprtool.commands.lint.lint import chosen_rules
     from jaxprtool.commands.lint.table import finding_problem
     from jaxprtool.recording.folder import recorded_run
     from jaxprtool.recording.read import read_run
@@ -99,7 +99,7 @@ def lint_command(
 
 def codes_about() -> dict[str, str]:
     """Return the descriptions of the codes of findings."""
-    from jaxprtool.commands.lint.findings import all_rules
+    from jaxprtool.commands.lint.lint import all_rules
 
     return {rule.code: rule.about for rule in all_rules()}
 
@@ -127,7 +127,7 @@ def codes_in(
     reader: TableReader, where: str, table: Mapping[str, Any]
 ) -> dict[str, tuple[str, ...]]:
     """Return the codes to select and to ignore in a table."""
-    from jaxprtool.commands.lint.findings import chosen_rules
+    from jaxprtool.commands.lint.lint import chosen_rules
 
     codes = {}
     for key in ("select", "ignore"):

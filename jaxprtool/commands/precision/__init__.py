@@ -11,7 +11,7 @@ INFO = CommandInfo(
     tables=(
         (
             "jaxprtool.commands.compare.variants:Precision",
-            "jaxprtool.commands.precision.table:precision_text",
+            "jaxprtool.commands.precision.command:precision_text",
         ),
     ),
 )

@@ -189,7 +189,7 @@ def write_profile(
         with output.written_file(perfetto) as file:
             file.write(perfetto_of_profile(result).encode())
     if out is not None:
-        from jaxprtool.commands.profile.page import profile_page
+        from jaxprtool.commands.profile.table import profile_page
 
         output.write_page(profile_page(result), out)
     if json:

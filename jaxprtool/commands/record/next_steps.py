@@ -20,8 +20,7 @@ from math import inf
 import jax
 from jax import numpy as jnp
 
-from jaxprtool.commands.lint.findings import Findings, all_rules
-from jaxprtool.commands.lint.lint import lint_programs
+from jaxprtool.commands.lint.lint import Findings, all_rules, lint_programs
 from jaxprtool.commands.why.gradients import main_loss
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.documents import listed, plural, some

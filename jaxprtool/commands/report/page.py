@@ -10,7 +10,7 @@ from jaxprtool.commands.cost import table
 from jaxprtool.commands.kernels import table as kernels_table
 from jaxprtool.commands.memory import table as memory_table
 from jaxprtool.commands.profile import table as profile_table
-from jaxprtool.commands.profile.page import time_icicle
+from jaxprtool.commands.profile.table import time_icicle
 from jaxprtool.commands.residuals import table as residuals_table
 from jaxprtool.commands.shardings import table as shardings_table
 from jaxprtool.commands.show import table as show_table

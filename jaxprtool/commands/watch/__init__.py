@@ -11,7 +11,7 @@ INFO = CommandInfo(
     tables=(
         (
             "jaxprtool.commands.watch.watch:Watched",
-            "jaxprtool.commands.watch.table:watched_text",
+            "jaxprtool.commands.watch.command:watched_text",
         ),
     ),
 )

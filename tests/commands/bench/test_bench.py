@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.commands.bench.turns import (
+from jaxprtool.commands.bench.bench import (
     LEAST,
     Interval,
     RoundLimits,

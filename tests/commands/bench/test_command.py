@@ -6,8 +6,8 @@ import textwrap
 
 import pytest
 
-from jaxprtool.commands.bench import table as render
-from jaxprtool.commands.bench import turns
+from jaxprtool.commands.bench import bench
+from jaxprtool.commands.bench import command as render
 from tests.external import needs
 from tests.share import on_one_release
 
@@ -174,4 +174,4 @@ def test_bad_input_is_a_one_line_error_with_exit_code_2(cli, arguments, message)
     ],
 )
 def test_a_ratio_is_described_in_words(ratio, low, high, message):
-    assert render.ratio_verdict(turns.Ratio("a", "b", ratio, low, high)) == message
+    assert render.ratio_verdict(bench.Ratio("a", "b", ratio, low, high)) == message

@@ -8,7 +8,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.cli.main import main
-from jaxprtool.commands.lint import findings
+from jaxprtool.commands.lint import lint
 from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.errors import ArgumentsError, PluginError
 
@@ -28,12 +28,12 @@ RULE = """
 @pytest.fixture
 def rules_restored(monkeypatch):
     """Load the rules again when they are asked for next, and restore them after the test."""
-    rules = {rule.code: rule for rule in findings.all_rules()}
-    findings._load.cache_clear()
+    rules = {rule.code: rule for rule in lint.all_rules()}
+    lint._load.cache_clear()
     yield
-    findings.lint_rules.clear()
-    findings.lint_rules.update(rules)
-    findings._load.cache_clear()
+    lint.lint_rules.clear()
+    lint.lint_rules.update(rules)
+    lint._load.cache_clear()
 
 
 @pytest.fixture
@@ -83,18 +83,18 @@ def test_a_rule_of_a_package_is_run_and_selected_like_ours(install):
 def test_a_used_code_and_a_failing_module_are_errors_that_name_it(install):
     install(RULE.format(code="JT101"), "lint_rules_of_clash")
     with pytest.raises(PluginError, match=r"JT101 of lint_rules_of_clash .* of 'large-constant'"):
-        findings.all_rules()
+        lint.all_rules()
 
 
 def test_a_module_that_cannot_be_imported_is_named(install):
     install("import nothing_of_this_name", "lint_rules_broken")
     with pytest.raises(PluginError, match="lint rules of lint_rules_broken cannot be imported"):
-        findings.all_rules()
+        lint.all_rules()
 
 
 def test_a_module_in_the_folder_of_our_rules_is_loaded(add_ours):
     add_ours(RULE.format(code="JT999"), "added_rules")
-    assert "JT999" in {rule.code for rule in findings.all_rules()}
+    assert "JT999" in {rule.code for rule in lint.all_rules()}
 
 
 def test_an_error_in_one_of_our_modules_names_its_file_and_is_no_internal_error(add_ours, capsys):

@@ -13,8 +13,8 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.profile.lines import Peaks, with_cost
-from jaxprtool.commands.profile.page import time_icicle
 from jaxprtool.commands.profile.profile import peaks_of
+from jaxprtool.commands.profile.table import time_icicle
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.render.page import SourceLink

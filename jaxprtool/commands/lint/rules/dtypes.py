@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from jax import numpy as jnp
 
-from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import LintedProgram, Node, Value, origin
+from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import is_inexact, type_of

@@ -8,8 +8,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import LintedProgram, Node, Value, ends, is_same
+from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.commands.lint.ranges import Elements, element_rules
 from jaxprtool.ir.rules import RuleTable, rule
 

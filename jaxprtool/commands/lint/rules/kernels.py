@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import LintedKernel, LintedProgram
+from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.equations import size_of
 from jaxprtool.ir.equations import variables as all_variables

@@ -10,8 +10,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.rules import trip_count
-from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ends, origin
+from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.regions import Regions, Scan, copies_of_body

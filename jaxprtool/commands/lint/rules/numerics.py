@@ -10,7 +10,6 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import (
     LintedProgram,
     Node,
@@ -21,6 +20,7 @@ from jaxprtool.commands.lint.graph import (
     is_same,
     origin,
 )
+from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.commands.lint.ranges import (
     MOVES,
     bounds,

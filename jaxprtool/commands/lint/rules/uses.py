@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxprtool.commands.lint.findings import Found, lint_rule
 from jaxprtool.commands.lint.graph import (
     LintedProgram,
     Node,
@@ -18,6 +17,7 @@ from jaxprtool.commands.lint.graph import (
     is_same,
     origin,
 )
+from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.commands.memory.donatable import donatable
 from jaxprtool.ir.dataflow import live_part
 from jaxprtool.ir.documents import in_bytes, plural, some

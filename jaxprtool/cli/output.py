@@ -211,9 +211,12 @@ def say_if_partitioned(programs: Iterable[Program], json: bool) -> None:
 
 def say_unused_donations(programs: Iterable[Program]) -> None:
     """Print notes on donated arguments whose memory no result can use, and why, on stderr."""
+    donors = [program for program in programs if program.jit is not None]
+    if not donors:
+        return
     from jaxprtool.ir.donation import donation_notes, donations
 
-    for program in programs:
+    for program in donors:
         for text in donation_notes(program.name, donations(program).unused):
             note(text)
 

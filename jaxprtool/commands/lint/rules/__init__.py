@@ -1,4 +1,4 @@
 """The lint rules, one module for each family: every module in this folder is loaded.
 
-See `commands.lint.findings` for how to write a rule.
+See `commands.lint.lint` for how to write a rule.
 """

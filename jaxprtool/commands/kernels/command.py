@@ -6,7 +6,7 @@ from typing import Annotated
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.session import Session, command, only_program
 
 _Steps = Annotated[
     int,
@@ -31,6 +31,13 @@ _Backend = Annotated[
     ),
 ]
 
+_Out = Annotated[
+    str | None,
+    options.out_option(
+        "Also draw which block each step reads or writes, with matplotlib.", "FILE.svg|FILE.png"
+    ),
+]
+
 
 @command
 def kernels_command(
@@ -39,6 +46,7 @@ def kernels_command(
     steps: _Steps = 0,
     fit: _Fit = False,
     backend: _Backend = None,
+    out: _Out = None,
     top: options.Top = None,
     all: options.All = False,
     json: options.Json = False,
@@ -54,16 +62,27 @@ def kernels_command(
 
       jaxprtool kernels jax.experimental.pallas.ops.tpu.example_kernel:double --args "f32[8,128]"
     """
+    from jaxprtool.commands.kernels.picture import kernel_picture_format
+
     most = options.row_limit(top, all)
+    picture_format = None if out is None else kernel_picture_format(out)
     session.start()
     from jaxprtool.commands.kernels import table as render
     from jaxprtool.commands.kernels.kernels import kernels, modeled_device
+    from jaxprtool.commands.kernels.picture import MOST_DRAWN, kernels_picture
     from jaxprtool.commands.kernels.table import KernelsDocument
 
     modeled_device(device, backend, fit)  # before the function is traced
-    programs = [program for _, program in session.programs(session.traced())]
+    named = session.programs(session.traced())
+    programs = [program for _, program in named]
     session.on_progress("counting" if backend is None else "compiling")
     reports = [kernels(program, device, steps, fit=fit, backend=backend) for program in programs]
+    if out is not None and picture_format is not None:
+        only_program("-o takes", named)
+        session.on_progress("drawing")
+        first = kernels(programs[0], steps=steps or MOST_DRAWN)
+        with output.written_file(out) as file:
+            file.write(kernels_picture(first, picture_format))
     if json:
         output.write_json(KernelsDocument(reports))
         return

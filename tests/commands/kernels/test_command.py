@@ -97,3 +97,22 @@ def test_a_document_has_other_block_sizes(cli):
     (row,) = json.loads(found.out)["programs"][0]["kernels"]
     assert row["fit"]["axes"][0]["dimensions"] == ["x_ref axis 0", "y_ref axis 0"]
     assert row["fit"]["choices"][0]["sizes"] == [1024, 512]
+
+
+def test_a_picture_has_each_block_and_its_copies(cli, folder):
+    pytest.importorskip("matplotlib")
+    found = cli("kernels", "doubles.py:small", *X, "-o", "blocks.svg")
+    assert found.code == 0 and "wrote blocks.svg" in found.err
+    text = (folder / "blocks.svg").read_text()
+    assert "x_ref: f32[8192,512] in [128,512] at (i, 0)" in text and "block written" in text
+    again = cli("kernels", "doubles.py:small", *X, "-o", "again.svg")
+    assert again.code == 0 and (folder / "again.svg").read_text() == text
+    assert cli("kernels", "doubles.py:small", *X, "-o", "blocks.png").code == 0
+    assert (folder / "blocks.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_needs_a_kernel_and_a_format(cli):
+    found = cli("kernels", "doubles.py:plain", *X, "-o", "blocks.svg")
+    assert found.code == 2 and "plain has no Pallas kernel with steps that are known" in found.err
+    found = cli("kernels", "doubles.py:small", *X, "-o", "blocks.txt")
+    assert found.code == 2 and "its name must end in .svg or .png" in found.err

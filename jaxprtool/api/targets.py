@@ -162,7 +162,7 @@ def _require_program(target: str) -> None:
 
     if is_hlo(target):
         raise TargetError(
-            f"{_shown(target)} is an HLO module", "cost, diff, memory and show read it"
+            f"{_shown(target)} is an HLO module", "cost, diff, memory, report and show read it"
         )
 
 

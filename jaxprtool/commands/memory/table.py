@@ -286,6 +286,16 @@ def compiled_table(
         top: The number of lines shown; None for all.
         option: The option that shows all; "" if none does.
     """
+    table = drawn(buffers_table(peak), top, option)
+    heading = Text(heading_text(peak), style=tables.HEADING)
+    parts: list[RenderableType] = [heading, *map(Text, peak_facts(peak)), Text(), table]
+    if (copies := copies_table(peak.copies, top)) is not None:
+        parts += [Text(), drawn(copies, top, option)]
+    return Rendering(Group(*parts), width)
+
+
+def buffers_table(peak: CompiledPeak) -> views.Table:
+    """Return a row for each line with memory at the peak, and its largest buffers."""
     is_estimated = peak.estimate_bytes is not None
     columns = (
         views.share_column(is_summed=True),
@@ -302,12 +312,7 @@ def compiled_table(
             views.Cell(BinderToken(line.line)),
         ]
         rows.append(views.RowGroup(cells, list(_buffers(line, len(sizes)))))
-    table = drawn(views.Table("", columns, rows), top, option)
-    heading = Text(heading_text(peak), style=tables.HEADING)
-    parts: list[RenderableType] = [heading, *map(Text, peak_facts(peak)), Text(), table]
-    if (copies := copies_table(peak.copies, top)) is not None:
-        parts += [Text(), drawn(copies, top, option)]
-    return Rendering(Group(*parts), width)
+    return views.Table("", columns, rows)
 
 
 def heading_text(peak: CompiledPeak) -> str:

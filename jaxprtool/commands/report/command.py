@@ -61,6 +61,9 @@ def report_command(
     compilations and what to do. -o may be left out, and for a program of a run too: the page of
     run/step is run/step.html.
 
+    Of an HLO module, the page has the kernels in order, their cost, the memory at the peak and the
+    copies.
+
     [bold]Examples[/]
 
       jaxprtool report samples/transformer.py:loss -o report.html
@@ -77,6 +80,15 @@ def report_command(
     output.check_out("report", out, json, (), "jaxprtool opt TARGET", page=True)
     require_measure(measure, backend, device)
     session.start(True if measure else None)
+    if (stored := session.module()) is not None:
+        if measure or compiled:
+            raise OutputError("--measure and --compiled need a program, not an HLO module")
+        from jaxprtool.commands.show.page import module_page
+
+        output.write_page(module_page(stored), out)
+        if json:
+            output.write_json(ReportDocument(out, os.path.getsize(out), ()))
+        return
     from jaxprtool.commands.cost.estimate import cost, cost_by_frame
     from jaxprtool.commands.kernels.kernels import kernels
     from jaxprtool.commands.opt import steps

@@ -35,8 +35,14 @@ INFO = CommandInfo(
     summary="Show a function's jaxpr in JAX's own notation.",
     run="jaxprtool.commands.show:show_command",
     documents=(
+<<<<<<< HEAD
         "jaxprtool.commands.show:ShowDocument",
         "jaxprtool.commands.show:StatsDocument",
+=======
+        "jaxprtool.commands.show.command:ShowDocument",
+        "jaxprtool.commands.show.command:StatsDocument",
+        "jaxprtool.commands.show.modules:ModuleListingDocument",
+>>>>>>> 1e215993 (Pages and documents of HLO modules: show -o, report, show --json)
         "jaxprtool.recording.recorded_run:Run",
     ),
     tables=(

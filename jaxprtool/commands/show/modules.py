@@ -10,12 +10,13 @@ and bitcasts have the name of the value that is passed on.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from jaxprtool.commands.cost.modules import PartOrigins, kernel_contents, kernel_runs
-from jaxprtool.ir.documents import in_bytes, plural
+from jaxprtool.ir.documents import document, in_bytes, plural
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import Computation, HloModule, Instruction, while_trip_count
@@ -56,6 +57,48 @@ class ModuleRow(NamedTuple):
     what: str
     reads: tuple[str, ...]
     place: Place
+
+
+@document(optional=("place",))
+@dataclass(frozen=True)
+class ShownKernel:
+    """A kernel of a module, or a loop, branch or call around kernels.
+
+    Attributes:
+        name: Its name.
+        type: The type of its result.
+        what: What it computes: `fusion[add, tanh]`, or `while[10 times]`.
+        depth: The number of loops and branches around it.
+        reads: The values that it reads.
+        place: The user's line; "" if it has none.
+    """
+
+    name: str
+    type: str
+    what: str
+    depth: int
+    reads: tuple[str, ...]
+    place: Place
+
+
+class ModuleListingDocument(NamedTuple):
+    """`show`, of an HLO module."""
+
+    name: Annotated[str, "The name of the module."]
+    summary: Annotated[str, "Its size, in words."]
+    kernels: Annotated[Sequence[ShownKernel], "Its kernels, in the order in which they run."]
+
+
+def module_document(
+    module: HloModule, depth: int | None = None, only: Collection[str] = ()
+) -> ModuleListingDocument:
+    """Return the document of a module; see `module_listing`."""
+    rows = (row for row in module_rows(module, depth) if _is_shown(module, row, only))
+    kernels = [
+        ShownKernel(row.op.name, str(row.op.shape), row.what, row.depth, row.reads, row.place)
+        for row in rows
+    ]
+    return ModuleListingDocument(module.name, module_summary(module), kernels)
 
 
 def module_rows(module: HloModule, depth: int | None = None) -> Iterator[ModuleRow]:
@@ -130,7 +173,7 @@ def module_listing(
     """
     rows = [row for row in module_rows(module, depth) if _is_shown(module, row, only)]
     shown, rest = split_rows(rows, most)
-    lines: list[list[str]] = [[Heading(f"{module.name}: {_summary(module)}")], []]
+    lines: list[list[str]] = [[Heading(f"{module.name}: {module_summary(module)}")], []]
     lines += map(_line, shown)
     if rest:
         lines.append([Comment(more(len(rest), option="--full"))])
@@ -157,7 +200,7 @@ def _tuple_type(op: Instruction) -> str:
     return f"({', '.join(shapes[:2])}{', …' if shapes[2:] else ''})"
 
 
-def _summary(module: HloModule) -> str:
+def module_summary(module: HloModule) -> str:
     """Return the number of kernels, and the bytes of the arguments and results."""
     opcodes = Counter(kernel.opcode for kernel in kernel_runs(module))
     counts = [plural(sum(opcodes.values()), "kernel")]

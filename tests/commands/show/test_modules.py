@@ -1,5 +1,7 @@
 """The listing of an HLO module."""
 
+import json
+
 import jax.numpy as jnp
 import pytest
 from jax import lax
@@ -34,8 +36,36 @@ def test_the_kernels_of_a_loop_are_below_it():
     assert not any(row.depth for row in module_rows(module, depth=0))
 
 
-@pytest.mark.parametrize("options", ["--stats", "--format tree", "--uses x", "--json"])
+@pytest.mark.parametrize("options", ["--stats", "--format tree", "--uses x"])
 def test_views_of_jaxprs_are_refused(tmp_path, cli, options):
     (tmp_path / "old.hlo").write_text(OLD)
     found = cli("show", str(tmp_path / "old.hlo"), *options.split())
-    assert found.code == 2 and "an HLO module is shown as text" in found.err
+    assert found.code == 2 and "the kernels of an HLO module are listed" in found.err
+
+
+def test_the_document_has_the_rows(tmp_path, cli):
+    (tmp_path / "old.hlo").write_text(OLD)
+    document = json.loads(cli("show", str(tmp_path / "old.hlo"), "--json").out)
+    assert document["name"] == "jit_step" and document["summary"].startswith("2 kernels")
+    first, second = document["kernels"]
+    assert (first["name"], first["reads"], first["place"]["line"]) == ("dot.1", ["x", "w"], 7)
+    assert (second["type"], second["what"], second["depth"]) == ("f32[8,4]", "tanh", 0)
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+def test_a_page_has_the_tables_and_the_source(folder, cli, command):
+    (folder / "step.py").write_text("\n" * 6 + "y = x @ w\nz = jnp.tanh(y)\n")
+    (folder / "old.hlo").write_text(OLD.replace("/home/me", str(folder)))
+    found = cli(command, "old.hlo", "-o", "page.html")
+    page = (folder / "page.html").read_text()
+    assert found.code == 0 and "<title>jit_step: 2 kernels" in page
+    for caption in ("kernels in the order in which they run", "by line", "memory at the peak"):
+        assert caption in page
+    assert '<section aria-label="step.py">' in page and page.count('style="--heat:') == 2
+
+
+def test_a_module_is_neither_measured_nor_compiled_for_a_report(tmp_path, cli):
+    (tmp_path / "old.hlo").write_text(OLD)
+    page = str(tmp_path / "page.html")
+    found = cli("report", str(tmp_path / "old.hlo"), "-o", page, "--compiled")
+    assert found.code == 2 and "need a program, not an HLO module" in found.err

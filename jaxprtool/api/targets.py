@@ -93,12 +93,14 @@ def find_entry(
     out_specs: str | None = None,
     mesh: Mapping[str, int] | None = None,
     may_lack_mesh: bool = False,
+    opaque: bool = False,
     **static: Unpack[StaticArguments],
 ) -> Entry | ProgramEntry:
     """Return the entry that TARGET names, with the arguments of `--args`; see `load.find_function`.
 
     A program is put on a mesh whose axes have the sizes `mesh`. A program without a mesh is then an
-    error, unless `may_lack_mesh` is True. Functions are traced on the mesh that is set.
+    error, unless `may_lack_mesh` is True. Functions are traced on the mesh that is set. With
+    `opaque`, operations of a module that cannot be read are kept as equations.
 
     Raises TargetError, ProgramFileError, ArgumentsError, or UserFunctionError if the user's code
     raises.
@@ -123,7 +125,7 @@ def find_entry(
             f"{_shown(target)} is a program, so --factory and static arguments do not apply",
             _FUNCTION,
         )
-    program, kept, note = _stored(target, args)
+    program, kept, note = _stored(target, args, opaque)
     if not jax.config.jax_enable_x64 and has_64_bit_types(program.jaxpr):
         raise TargetError(
             f"{_shown(target)} has 64-bit types, which are not enabled",
@@ -199,17 +201,19 @@ def is_file(target: str) -> bool:
     return os.path.isfile(target) or run_and_program(target) is not None
 
 
-def _stored(target: str, args: str | None = None) -> tuple[Program, Sequence[object] | None, str]:
+def _stored(
+    target: str, args: str | None = None, opaque: bool = False
+) -> tuple[Program, Sequence[object] | None, str]:
     """Return a program, the arguments that its run keeps, and a note on it, or ""."""
     place, colon, name = target.rpartition(":")
     if colon and not os.path.exists(target) and is_file(place):
         from jaxprtool.loading.inner_functions import inner_function
 
-        program, note = inner_function(_stored(place, args)[0], name)
+        program, note = inner_function(_stored(place, args, opaque)[0], name)
         return program, None, note
     recorded = run_and_program(target)
     if recorded is None:
-        return _program(target, _data(target), args), None, ""
+        return _program(target, _data(target), args, opaque), None, ""
     from jaxprtool.recording.read import replayed
 
     return *replayed(*recorded), ""
@@ -233,7 +237,7 @@ def _data(target: str) -> bytes:
         ) from None
 
 
-def _program(target: str, data: bytes, args: str | None) -> Program:
+def _program(target: str, data: bytes, args: str | None, opaque: bool) -> Program:
     # Most targets are functions; import the readers only for a file.
     from jaxprtool.formats.jaxpr.read import is_program, parse_program, read
     from jaxprtool.formats.lowering import is_exported, read_exported
@@ -247,7 +251,8 @@ def _program(target: str, data: bytes, args: str | None) -> Program:
         shapes = None
         if args is not None:  # a module may leave sizes open
             shapes = [jax.numpy.shape(leaf) for leaf in jax.tree.leaves(argspec.read_args(args))]
-        return read_module_program(data, "<stdin>" if target == STDIN else target, shapes)
+        path = "<stdin>" if target == STDIN else target
+        return read_module_program(data, path, shapes, opaque)
     if not is_program(data) and not target.endswith(".jaxpr"):
         raise TargetError(
             f"{_shown(target)} is neither a program that jaxprtool wrote nor StableHLO nor an "

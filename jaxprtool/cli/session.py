@@ -148,6 +148,13 @@ class Tracing:
         ),
     ] = None
 
+    opaque: Annotated[
+        bool,
+        FUNCTION.flag(
+            "--opaque", "Keep operations of a module that cannot be read, as opaque equations."
+        ),
+    ] = False
+
     @property
     def has_specs(self) -> bool:
         """Whether specs shard values over the mesh, and not types."""
@@ -156,7 +163,9 @@ class Tracing:
     @property
     def of_programs(self) -> Tracing:
         """The options that also apply to a program file."""
-        return Tracing(x64=self.x64, mesh=self.mesh, host_devices=self.host_devices)
+        return Tracing(
+            x64=self.x64, mesh=self.mesh, host_devices=self.host_devices, opaque=self.opaque
+        )
 
     @property
     def virtual_devices(self) -> int:
@@ -392,6 +401,7 @@ class FunctionOptions:
             out_specs=self.tracing.out_specs,
             mesh=self.tracing.mesh,
             may_lack_mesh=bool(pipeline.steps),  # passes may use the mesh
+            opaque=self.tracing.opaque,
         )
 
     def trace_entry(
@@ -451,7 +461,11 @@ class FunctionOptions:
             "--out-specs": tracing.out_specs,
             "--host-devices": str(tracing.host_devices or ""),
         }
-        flags = {"--factory": tracing.factory, "--x64": tracing.x64}
+        flags = {
+            "--factory": tracing.factory,
+            "--x64": tracing.x64,
+            "--opaque": tracing.opaque,
+        }
         given = [part for name, value in listed.items() if value for part in (name, value)]
         return [*given, *(name for name, flag in flags.items() if flag)]
 

@@ -364,3 +364,82 @@ def test_an_artifact_for_several_platforms_is_refused():
     call = read_exported(exported(program, ("cpu", "cuda")))
     with pytest.raises(UnsupportedError, match="several platforms"):
         call.apply("inline_exported")
+
+
+# --- operations without a rule --------------------------------------------------------------------
+
+NORMAL = b"""
+func.func @main(%low: tensor<f32>, %high: tensor<f32>, %shape: tensor<1xi32>) -> tensor<4xf32> {
+  %0 = stablehlo.rng %low, %high, %shape, distribution = NORMAL
+    : (tensor<f32>, tensor<f32>, tensor<1xi32>) -> tensor<4xf32>
+  %1 = stablehlo.sine %0 : tensor<4xf32>
+  return %1 : tensor<4xf32>
+}"""
+
+
+def test_operations_of_xla_without_a_rule_are_kept_as_calls_that_run():
+    with pytest.raises(UnsupportedError, match="rng at m.mlir:3 cannot be read") as error:
+        read_module_program(NORMAL, "m.mlir")
+    assert error.value.hint == "--opaque keeps it as an equation that can be shown"
+    program = read_module_program(NORMAL, "m.mlir", opaque=True)
+    assert names(program) == ["call_exported", "sin"]
+    shape = jnp.array([4], np.int32)
+    values = [jax.jit(program)(low, 1.0, shape) for low in (np.float32(0), np.float32(50))]
+    assert values[0].shape == (4,) and not np.array_equal(*values)
+    text = lowering.stablehlo(program)
+    assert "distribution =  NORMAL" in text.replace("= NORMAL", "=  NORMAL")
+    again = read_module_program(text.encode(), "m.mlir", opaque=True)
+    assert "call_exported" in names(again)
+    with pytest.raises(NotImplementedError, match="Differentiation rule for 'call_exported'"):
+        jax.grad(lambda low: program(low, 1.0, shape).sum())(0.0)
+
+
+def test_a_kept_operation_has_its_regions_and_functions():
+    text = b"""
+    func.func @main(%x: tensor<3xf32>, %y: tensor<3xf32>) -> tensor<3xf32> {
+      %0 = stablehlo.composite "my.scaled" %x {decomposition = @scaled} : (tensor<3xf32>) -> tensor<3xf32>
+      %1:2 = "stablehlo.sort"(%0, %y) ({
+        ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<f32>, %d: tensor<f32>):
+        %left = stablehlo.add %a, %c : tensor<f32>
+        %right = stablehlo.add %b, %d : tensor<f32>
+        %less = stablehlo.compare LT, %left, %right : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        stablehlo.return %less : tensor<i1>
+      }) : (tensor<3xf32>, tensor<3xf32>) -> (tensor<3xf32>, tensor<3xf32>)
+      return %1#0 : tensor<3xf32>
+    }
+    func.func private @scaled(%x: tensor<3xf32>) -> tensor<3xf32> {
+      %0 = stablehlo.add %x, %x : tensor<3xf32>
+      return %0 : tensor<3xf32>
+    }"""
+    program = read_module_program(text, "m.mlir", opaque=True)
+    assert names(program) == ["jit", "call_exported", "add"]
+    x, y = np.array([3, 1, 2], np.float32), np.array([-9, 0, 0], np.float32)
+    np.testing.assert_array_equal(jax.jit(program)(x, y), [6.0, 2.0, 4.0])
+
+
+def test_operations_of_other_dialects_can_only_be_looked_at(tmp_path):
+    text = module(
+        '  %0 = "my.op"(%x) {scale = 3.0 : f32} : (tensor<3xf32>) -> tensor<3xf32>\n  return %0 : tensor<3xf32>'
+    )
+    program = read_module_program(text, "m.mlir", opaque=True)
+    assert "my.op[scale=3.000000e+00 : f32]" in str(program.jaxpr)
+    with pytest.raises(UnsupportedError, match=r"my.op at m.mlir:2 is opaque .* be compiled"):
+        jax.jit(program)(jnp.ones(3))
+    jaxprtool.write(program, tmp_path / "m.jaxpr")
+    assert names(jaxprtool.read(tmp_path / "m.jaxpr")) == ["my.op"]
+
+
+def test_what_has_effects_is_refused_by_name():
+    text = module(
+        "  %t = stablehlo.create_token : !stablehlo.token\n"
+        '  %0:2 = "stablehlo.infeed"(%t) {infeed_config = "", layout = [[0]]}'
+        " : (!stablehlo.token) -> (tensor<3xf32>, !stablehlo.token)\n"
+        "  return %0#0 : tensor<3xf32>"
+    )
+    for opaque, why in ((False, "it exchanges data"), (True, "it has effects")):
+        with pytest.raises(UnsupportedError, match=f"infeed at m.mlir:3 cannot be read: {why}"):
+            read_module_program(text, "m.mlir", opaque=opaque)
+    program = read_module_program(
+        module("  %t = stablehlo.create_token : !stablehlo.token\n  return %x : tensor<3xf32>")
+    )
+    assert names(program) == []

@@ -76,7 +76,9 @@ _RELEASE = re.compile(r"^jax = '([^']*)'\r?$", re.MULTILINE)
 _WIDE_TYPES = ("f64", "i64", "u64", "c128")
 
 
-def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
+def read(
+    path: str | os.PathLike[str], sources: Root | None = None, *, opaque: bool = False
+) -> Program:
     """Return the Program in a `.jaxpr` file, or in a StableHLO module, in text or bytecode.
 
     Large constants of a `.jaxpr` file are in an `.npz` file next to it.
@@ -85,6 +87,7 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
         path: The file.
         sources: The folder of the user's source files that equations come from, by default the
             current one. Their lines are shown next to equations if they have not changed.
+        opaque: Whether operations of a module that cannot be read are kept as equations.
 
     Raises:
         ProgramFileError: If the file does not exist, is malformed, or has ill-typed equations; the
@@ -97,7 +100,7 @@ def read(path: str | os.PathLike[str], sources: Root | None = None) -> Program:
         from jaxprtool.formats.stablehlo import is_stablehlo, read_module_program
 
         if is_stablehlo(data):
-            return read_module_program(data, name)
+            return read_module_program(data, name, opaque=opaque)
     while True:
         try:
             return parse_program(data, name, Path(name), sources)

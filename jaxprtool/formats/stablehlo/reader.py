@@ -150,6 +150,16 @@ class Operation:
         """Return the types of its operands."""
         return [self.reader.type_of(operand.type) for operand in self.op.operands]
 
+    @property
+    def kind(self) -> str:
+        """Its name, with the target of a custom call or the name of a composite."""
+        return _kind(self.op)
+
+    @property
+    def place(self) -> str:
+        """Its place in messages: ` at model.py:9`, or nothing."""
+        return self.reader.place(self.op)
+
     def block(self, number: int = 0) -> Any:
         """Return the block of a region."""
         return self.op.regions[number].blocks[0]
@@ -209,7 +219,10 @@ def _parse_error(error: Exception) -> str:
 
 
 def read_module_program(
-    data: bytes, path: str = "the module", shapes: Sequence[Sequence[int]] | None = None
+    data: bytes,
+    path: str = "the module",
+    shapes: Sequence[Sequence[int]] | None = None,
+    opaque: bool = False,
 ) -> Program:
     """Return the program of a StableHLO module.
 
@@ -217,6 +230,7 @@ def read_module_program(
         data: The text or the bytecode of the module.
         path: Its name in errors.
         shapes: The shapes of its arguments, if it leaves some of their sizes open.
+        opaque: Whether operations that cannot be read are kept as equations.
 
     Raises:
         ProgramFileError: If it cannot be parsed, or its types are none of JAX.
@@ -224,9 +238,9 @@ def read_module_program(
         ArgumentsError: If the shapes do not fit its arguments.
     """
     with parsed_module(data, path) as module, without_collector():
-        reader = ModuleReader(module, path)
+        reader = ModuleReader(module, path, opaque)
         if reader.has_open_sizes and (shapes := shapes or reader.shapes()) is not None:
-            reader = ModuleReader(reader.refined(shapes), path)
+            reader = ModuleReader(reader.refined(shapes), path, opaque)
         return reader.program()
 
 
@@ -262,9 +276,10 @@ _PREFIX = re.compile(r"^(jit|pmap|pjit)_+(?=.)")
 class ModuleReader:
     """Reads the functions of one module."""
 
-    def __init__(self, module: Any, path: str) -> None:
+    def __init__(self, module: Any, path: str, opaque: bool = False) -> None:
         self.module = module
         self.path = path
+        self.opaque = opaque
         self.values: dict[Any, Any] = {}
         self.functions: dict[str, Any] = {}
         self.symbols: dict[str, Any] = {}
@@ -284,7 +299,7 @@ class ModuleReader:
 
     def program(self) -> Program:
         """Return the program of the function `main`, or of the only public one."""
-        main = self._main()
+        main = self.main
         arguments = self._block_of(main).arguments
         avals = [self._aval(argument.type, main) for argument in arguments]
         with jaxcompat.default_settings(self._is_wide):
@@ -329,13 +344,13 @@ class ModuleReader:
 
     def shapes(self) -> list[Sequence[int]] | None:
         """Return the shapes of the arguments of the program; None if the module leaves one open."""
-        kinds = [argument.type for argument in self._block_of(self._main()).arguments]
+        kinds = [argument.type for argument in self._block_of(self.main).arguments]
         is_open = any(not getattr(kind, "has_static_shape", True) for kind in kinds)
         return None if is_open else [kind.shape for kind in kinds]
 
     def refined(self, shapes: Sequence[Sequence[int]]) -> Any:
         """Return the module for arguments of these shapes, with all sizes that follow."""
-        arguments = [*self._block_of(self._main()).arguments]
+        arguments = [*self._block_of(self.main).arguments]
         if len(arguments) != len(shapes):
             message = f"{self.path} takes {len(arguments)} arguments, not {len(shapes)}"
             raise ArgumentsError(message)
@@ -355,7 +370,9 @@ class ModuleReader:
             message = f"{self.path}: its sizes do not follow from the shapes: {described(error)}"
             raise ProgramFileError(message) from error
 
-    def _main(self) -> Any:
+    @cached_property
+    def main(self) -> Any:
+        """The function `main`, or the only public one."""
         public = [
             op
             for op in self.functions.values()
@@ -475,12 +492,30 @@ class ModuleReader:
         finally:
             self._skipped = outer
 
+    def value(self, operand: Any) -> Any:
+        """Return the value of an operand, with its equations written."""
+        return forced(self.values[operand])
+
     def _evaluate(self, op: Any) -> None:
         operation = Operation(op, self)
+        try:
+            results = self._results(operation)
+        except UnsupportedError as error:
+            if not self.opaque or operation.name == "func.call":
+                raise
+            from jaxprtool.formats.stablehlo.opaque import kept
+
+            results = kept(operation, error)
+        for result, value in zip(op.results, results, strict=True):
+            self._check_type(op, result.type, value)
+            self.values[result] = value
+
+    def _results(self, operation: Operation) -> Sequence[Any]:
+        """Return the results of the rule of an operation."""
         function = self._rule(operation)
         if function is None:
             raise operation.refused("there is no rule for it")
-        values = [self.values[operand] for operand in op.operands]
+        values = [self.values[operand] for operand in operation.op.operands]
         if function not in _LAZY:
             values = [forced(value) for value in values]
         try:
@@ -494,13 +529,11 @@ class ModuleReader:
         if operation.attributes:
             name, value = next(iter(operation.attributes.items()))
             raise operation.refused(f"unknown attribute {name} = {value}")
-        if not isinstance(results, list | tuple):
-            results = [results]
-        for result, value in zip(op.results, results, strict=True):
-            self._check_type(op, result.type, value)
-            self.values[result] = value
+        return results if isinstance(results, list | tuple) else [results]
 
     def _check_type(self, op: Any, kind: Any, value: Any) -> None:
+        if value is TOKEN:
+            return
         wanted = self.type_of(kind)
         dtype = getattr(value, "dtype", wanted.dtype)
         if value.shape != wanted.shape or dtype != wanted.dtype:
@@ -529,7 +562,7 @@ class ModuleReader:
         return aval
 
     def _parsed_type(self, kind: Any) -> jax.ShapeDtypeStruct:
-        if str(kind) == "!stablehlo.token":
+        if str(kind) == TOKEN:
             raise UnsupportedError(f"{self.path} orders its effects by tokens, which are not read")
         if not isinstance(kind, ir.RankedTensorType):
             raise ProgramFileError(f"{self.path} has values of type {kind}, which JAX lacks")
@@ -638,7 +671,8 @@ class ModuleReader:
         others = counts[_kind(op)] - 1
         more = f" ({others} more of its kind)" if others else ""
         return UnsupportedError(
-            f"{self.path}: {_kind(op)}{self._place(op)} cannot be read: {why}{more}"
+            f"{self.path}: {_kind(op)}{self.place(op)} cannot be read: {why}{more}",
+            None if self.opaque else "--opaque keeps it as an equation that can be shown",
         )
 
     # --- locations ----------------------------------------------------------------------------
@@ -659,7 +693,8 @@ class ModuleReader:
             return [_counted_from_zero(frames[-1])._replace(file=self.path)], names
         return frames, names
 
-    def _place(self, op: Any) -> str:
+    def place(self, op: Any) -> str:
+        """Return the place of an operation in messages: ` at model.py:9`, or nothing."""
         frames = self._frames_and_path(op.location)[0]
         return f" at {frames[-1].file}:{frames[-1].line}" if frames else ""
 
@@ -691,6 +726,9 @@ class ModuleReader:
         infos = jaxcompat.source_infos([*places.values()])
         self._sources.update(zip(places, infos, strict=True))
 
+
+#: The type, and the only value, of what orders effects.
+TOKEN = "!stablehlo.token"
 
 #: The file of locations that MLIR's parser makes.
 _TEXT_OF_MODULE = "-"

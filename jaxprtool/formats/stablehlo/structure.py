@@ -26,6 +26,7 @@ from jaxprtool.formats.stablehlo.operations import (
     with_vector_last,
 )
 from jaxprtool.formats.stablehlo.reader import (
+    TOKEN,
     Operation,
     Splat,
     attribute_names,
@@ -807,6 +808,20 @@ def _ffi_value(op: Operation, attribute: Any) -> Any:
         case ir.DenseElementsAttr():
             return np.asarray(attribute)
     raise op.refused(f"attribute {attribute} for the library")
+
+
+# --- effects --------------------------------------------------------------------------------------
+# Tokens order effects. They have no values, so those without an effect are dropped.
+
+
+@rule(stablehlo_rules, "stablehlo.create_token", "stablehlo.after_all")
+def _(op: Operation, *operands: Any) -> Any:
+    return TOKEN
+
+
+@rule(stablehlo_rules, *(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv")))
+def _(op: Operation, *operands: Any) -> Any:
+    raise op.refused("it exchanges data with the host or a device while the program runs")
 
 
 # --- LAPACK ---------------------------------------------------------------------------------------

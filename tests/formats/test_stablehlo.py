@@ -378,7 +378,7 @@ func.func @main(%low: tensor<f32>, %high: tensor<f32>, %shape: tensor<1xi32>) ->
 
 
 def test_operations_of_xla_without_a_rule_are_kept_as_calls_that_run():
-    with pytest.raises(UnsupportedError, match="rng at m.mlir:3 cannot be read") as error:
+    with pytest.raises(UnsupportedError, match=r"rng at m.mlir:3 cannot be read") as error:
         read_module_program(NORMAL, "m.mlir")
     assert error.value.hint == "--opaque keeps it as an equation that can be shown"
     program = read_module_program(NORMAL, "m.mlir", opaque=True)
@@ -397,7 +397,8 @@ def test_operations_of_xla_without_a_rule_are_kept_as_calls_that_run():
 def test_a_kept_operation_has_its_regions_and_functions():
     text = b"""
     func.func @main(%x: tensor<3xf32>, %y: tensor<3xf32>) -> tensor<3xf32> {
-      %0 = stablehlo.composite "my.scaled" %x {decomposition = @scaled} : (tensor<3xf32>) -> tensor<3xf32>
+      %0 = stablehlo.composite "my.scaled" %x {decomposition = @scaled}
+        : (tensor<3xf32>) -> tensor<3xf32>
       %1:2 = "stablehlo.sort"(%0, %y) ({
         ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<f32>, %d: tensor<f32>):
         %left = stablehlo.add %a, %c : tensor<f32>
@@ -419,7 +420,8 @@ def test_a_kept_operation_has_its_regions_and_functions():
 
 def test_operations_of_other_dialects_can_only_be_looked_at(tmp_path):
     text = module(
-        '  %0 = "my.op"(%x) {scale = 3.0 : f32} : (tensor<3xf32>) -> tensor<3xf32>\n  return %0 : tensor<3xf32>'
+        '  %0 = "my.op"(%x) {scale = 3.0 : f32} : (tensor<3xf32>) -> tensor<3xf32>\n'
+        "  return %0 : tensor<3xf32>"
     )
     program = read_module_program(text, "m.mlir", opaque=True)
     assert "my.op[scale=3.000000e+00 : f32]" in str(program.jaxpr)

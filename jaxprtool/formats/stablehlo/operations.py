@@ -139,7 +139,7 @@ def _require_default_accuracy(op: Operation) -> None:
 for _name, _function in _UNARY.items():
     rule(stablehlo_rules, f"stablehlo.{_name}")(_elementwise(_function))
 for _name, _function in _CHLO.items():
-    rule(stablehlo_rules, f"chlo.{_name}")(_elementwise(_function))
+    rule(stablehlo_rules, f"chlo.{_name}", f"mhlo.{_name}")(_elementwise(_function))
 for _name, _function in BINARY.items():
     rule(stablehlo_rules, _name)(_binary(_function))
 
@@ -235,6 +235,11 @@ def _(op: Operation, x: Any) -> Any:
 @rule(stablehlo_rules, "stablehlo.reduce_precision")
 def _(op: Operation, x: Any) -> Any:
     return lax.reduce_precision(x, op.take("exponent_bits"), op.take("mantissa_bits"))
+
+
+@rule(stablehlo_rules, "mhlo.copy")
+def _(op: Operation, x: Any) -> Any:
+    return x
 
 
 @rule(stablehlo_rules, "stablehlo.optimization_barrier")
@@ -408,6 +413,16 @@ def _(op: Operation, x: Any) -> Any:
     return np.int32(x.shape[op.take("dimension")])
 
 
+@rule(stablehlo_rules, "stablehlo.set_dimension_size")
+@lazy
+def _(op: Operation, x: Any, size: Any) -> Any:
+    """Return the operand, if the size that its elements have is that of the type."""
+    whole = op.result_type.shape[op.take("dimension")]
+    if not (isinstance(size, Splat) and size.scalar == whole):
+        raise op.refused("a size that is not that of its type")
+    return x
+
+
 # --- indices --------------------------------------------------------------------------------------
 
 
@@ -486,6 +501,14 @@ def _(op: Operation, x: Any, y: Any) -> Any:
         precision=precision,
         preferred_element_type=op.result_type.dtype,
     )
+
+
+@rule(stablehlo_rules, "stablehlo.dot")
+def _(op: Operation, x: Any, y: Any) -> Any:
+    """Return a product of matrices and vectors, as XLA writes it."""
+    numbers = (((len(x.shape) - 1,), (0,)), ((), ()))
+    dtype = op.result_type.dtype
+    return lax.dot_general(x, y, numbers, _precision(op), preferred_element_type=dtype)
 
 
 def _dtype(op: Operation, kind: Any) -> Any:
@@ -580,6 +603,8 @@ def _(op: Operation, key: Any) -> Any:
         "THREE_FRY": algorithms.RNG_THREE_FRY,
         "PHILOX": algorithms.RNG_PHILOX,
     }[op.take("rng_algorithm")]
+    if (tuple(key.shape), key.dtype) not in (((2,), np.uint64), ((4,), np.uint32)):
+        raise op.refused(f"its state is {key.dtype}[{key.shape[0]}], and JAX's is uint64[2]")
     bits = op.result_types[1]
     return lax.rng_bit_generator(key, bits.shape, bits.dtype, algorithm)
 

@@ -739,7 +739,13 @@ _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return", "mhlo
 _DONORS = ("jax.buffer_donor", "tf.aliasing_output")
 
 #: Attributes that do not change what an operation computes.
-_HINTS = ("mhlo.frontend_attributes", "mhlo.sharding", "sdy.sharding_rule", "xla_shape")
+_HINTS = (
+    "mhlo.frontend_attributes",
+    "mhlo.sharding",
+    "result_layout",
+    "sdy.sharding_rule",
+    "xla_shape",
+)
 
 _ENUM = re.compile(r"#\w+<\w+ (\w+)>")
 _RESOURCE = re.compile(r'dense_resource<"?([^">]+)"?>')

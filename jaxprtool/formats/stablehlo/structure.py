@@ -66,19 +66,30 @@ _COMMUTATIVE = frozenset(
 
 
 def canonical(block: Any) -> str:
-    """Return the text of a region that has no regions, with its values numbered."""
+    """Return the text of a region that has no regions, with its values numbered.
+
+    Constants are cited where they are read: a module may have them in the region or before it.
+    """
     numbers: dict[Any, int] = {value: i for i, value in enumerate(block.arguments)}
     lines = [", ".join(str(value.type) for value in block.arguments)]
     for op in _steps(block):
-        operands = [numbers.get(value, "outer") for value in op.operands]
+        if op.name == "stablehlo.constant":
+            continue
+        operands = [_operand_text(value, numbers) for value in op.operands]
         for value in op.results:
             numbers[value] = len(numbers)
-        text = op.get_asm(print_generic_op_form=True) if not operands else ""
-        attributes = [
-            f"{name}={op.attributes[name]}" for name in attribute_names(op.attributes) if operands
-        ]
-        lines.append(f"{op.name} {operands} {attributes} {text.partition('=')[2]}")
+        attributes = [f"{name}={op.attributes[name]}" for name in attribute_names(op.attributes)]
+        lines.append(f"{op.name} {operands} {attributes}")
     return "\n".join(lines)
+
+
+def _operand_text(value: Any, numbers: Mapping[Any, int]) -> object:
+    """Return the number of a value, the text of a constant, or "outer"."""
+    if value in numbers:
+        return numbers[value]
+    owner = getattr(value.owner, "operation", value.owner)
+    is_constant = getattr(owner, "name", "") == "stablehlo.constant"
+    return str(owner.attributes["value"]) if is_constant else "outer"
 
 
 def _scalars(op: Operation, values: Sequence[Any]) -> list[Any]:

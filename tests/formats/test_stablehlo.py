@@ -445,3 +445,58 @@ def test_what_has_effects_is_refused_by_name():
         module("  %t = stablehlo.create_token : !stablehlo.token\n  return %x : tensor<3xf32>")
     )
     assert names(program) == []
+
+
+# --- modules of other front ends ------------------------------------------------------------------
+
+
+def test_constants_may_stand_before_the_region_that_reads_them():
+    def fun(x):
+        return jnp.sort(x, 0), jnp.argsort(x, 1), jnp.argmax(x, 0), lax.fori_loop(0, 3, power, x)
+
+    def power(i, x):
+        return x * x
+
+    artifact = jax.export.export(jax.jit(fun))(X)
+    assert "@argsort" in artifact.mlir_module()
+    program = read_module_program(artifact.mlir_module_serialized)
+    assert names(program).count("sort") == 2 and {"argmax", "scan"} <= {*names(program)}
+    wanted, results = fun(X), program(X)
+    for a, b in zip(wanted, results, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_operations_as_tensorflow_writes_them():
+    program = read_module_program(
+        module(
+            """
+            %0 = stablehlo.dot %x, %w, precision = [DEFAULT, DEFAULT]
+              : (tensor<2x3xf32>, tensor<3x2xf32>) -> tensor<2x2xf32>
+            %1 = stablehlo.transpose %0, dims = [1, 0] {xla_shape = "f32[2,2]{0,1}",
+              result_layout = dense<[0, 1]> : tensor<2xindex>}
+              : (tensor<2x2xf32>) -> tensor<2x2xf32>
+            %two = stablehlo.constant dense<2> : tensor<i32>
+            %2 = stablehlo.set_dimension_size %1, %two, dim = 1
+              : (tensor<2x2xf32>, tensor<i32>) -> tensor<2x2xf32>
+            %3 = "mhlo.copy"(%2) : (tensor<2x2xf32>) -> tensor<2x2xf32>
+            %4 = "mhlo.erf"(%3) : (tensor<2x2xf32>) -> tensor<2x2xf32>
+            return %4 : tensor<2x2xf32>
+            """,
+            "%x: tensor<2x3xf32>, %w: tensor<3x2xf32>",
+            "tensor<2x2xf32>",
+        )
+    )
+    assert names(program) == ["dot_general", "transpose", "erf"]
+    x, w = X[:2, :3], X.reshape(4, 3).T[:, :2]
+    np.testing.assert_array_equal(program(x, w), lax.erf((x @ w).T))
+
+
+def test_random_bits_of_another_state_than_jaxs_are_refused():
+    text = module(
+        "%0:2 = stablehlo.rng_bit_generator %x, algorithm = PHILOX"
+        " : (tensor<3xui64>) -> (tensor<3xui64>, tensor<4xui32>)\nreturn %0#1 : tensor<4xui32>",
+        "%x: tensor<3xui64>",
+        "tensor<4xui32>",
+    )
+    with jax.enable_x64(True), pytest.raises(UnsupportedError, match=r"its state is uint64\[3\]"):
+        read_module_program(text)

@@ -18,8 +18,9 @@ from jax.extend.mlir.dialects import func as func_dialect
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
-from jaxprtool.formats.stablehlo.reader import Operation, attribute_names, ir
+from jaxprtool.formats.stablehlo.reader import Operation, attribute_names, ir, stablehlo_rules
 from jaxprtool.ir.equations import equations
+from jaxprtool.ir.rules import rule
 
 #: The bindings of the dialect, which have no types.
 func: Any = func_dialect
@@ -28,7 +29,8 @@ func: Any = func_dialect
 _EFFECTS = ("infeed", "outfeed", "send", "recv")
 
 
-def kept(op: Operation, error: UnsupportedError) -> list[Any]:
+@rule(stablehlo_rules, "opaque")
+def _kept(op: Operation, error: UnsupportedError) -> list[Any]:
     """Return the results of an equation that stands for an operation.
 
     Args:

@@ -503,9 +503,7 @@ class ModuleReader:
         except UnsupportedError as error:
             if not self.opaque or operation.name == "func.call":
                 raise
-            from jaxprtool.formats.stablehlo.opaque import kept
-
-            results = kept(operation, error)
+            results = stablehlo_rules["opaque"](operation, error)
         for result, value in zip(op.results, results, strict=True):
             self._check_type(op, result.type, value)
             self.values[result] = value

@@ -35,14 +35,9 @@ INFO = CommandInfo(
     summary="Show a function's jaxpr in JAX's own notation.",
     run="jaxprtool.commands.show:show_command",
     documents=(
-<<<<<<< HEAD
         "jaxprtool.commands.show:ShowDocument",
         "jaxprtool.commands.show:StatsDocument",
-=======
-        "jaxprtool.commands.show.command:ShowDocument",
-        "jaxprtool.commands.show.command:StatsDocument",
         "jaxprtool.commands.show.modules:ModuleListingDocument",
->>>>>>> 1e215993 (Pages and documents of HLO modules: show -o, report, show --json)
         "jaxprtool.recording.recorded_run:Run",
     ),
     tables=(
@@ -182,10 +177,19 @@ def show_command(
         raise OutputError("--stats and --uses cannot be combined", hint)
     session.start()
     if (stored := session.module()) is not None:
-        if format != "text" or stats or uses is not None or json:
-            raise OutputError("an HLO module is shown as text: --depth, --only and --full apply")
-        from jaxprtool.commands.show.modules import module_listing
+        if format not in ("text", "json", "html") or stats or uses is not None:
+            hint = "--depth, --only, --full, --json and -o apply"
+            raise OutputError("the kernels of an HLO module are listed", hint)
+        from jaxprtool.commands.show.modules import module_document, module_listing
 
+        if format == "html":
+            from jaxprtool.commands.show.page import module_page
+
+            output.write_page(module_page(stored), out)
+            return
+        if json or format == "json":
+            output.write_json(module_document(stored.module, depth, only or ()))
+            return
         most = rows if sys.stdout.isatty() else None
         with output.paged(pager):
             output.write_rendered(module_listing(stored.module, depth, only or (), most))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from jaxprtool.errors import ArgumentsError, did_you_mean
@@ -58,6 +58,7 @@ class DeviceSpec:
         source: Where the figures are from.
         vmem: The bytes of the vector memory of a TPU's core; None for other devices.
         kernel_vmem: How much of it a kernel may use by default.
+        shared: The bytes of shared memory that a block of threads of a GPU may use.
     """
 
     name: str
@@ -67,6 +68,7 @@ class DeviceSpec:
     source: str = ""
     vmem: int | None = None
     kernel_vmem: int | None = None
+    shared: int | None = None
 
     def bound(self, group: Counted) -> Bound:
         """Return a lower bound of the time of a group."""
@@ -125,13 +127,18 @@ def _nvidia(
     f64: float,
     narrow: float,
     gigabytes: float,
+    shared: int,
     source: str,
 ) -> DeviceSpec:
-    """Return a GPU. JAX's default precision for products of f32 is TF32 on it."""
+    """Return a GPU. JAX's default precision for products of f32 is TF32 on it.
+
+    The KiB of shared memory are those of its compute capability in the CUDA Programming Guide.
+    """
     products = {"bf16": bf16, "f16": bf16, "f32": tf32, "f32 highest": f32, "f64": f64}
     products |= dict.fromkeys(("i8", "u8"), narrow)
     rates = {key: value * _TERA for key, value in products.items()}
-    return DeviceSpec(name, rates, f32 * _TERA, gigabytes * _GIGA, source)
+    memory = gigabytes * _GIGA
+    return DeviceSpec(name, rates, f32 * _TERA, memory, source, shared=shared << 10)
 
 
 def _tpu(
@@ -167,9 +174,7 @@ def _tpu(
 
 def _with_fp8(device: DeviceSpec, teraflops: float) -> DeviceSpec:
     rates = dict.fromkeys(("f8_e4m3fn", "f8_e5m2"), teraflops * _TERA)
-    return DeviceSpec(
-        device.name, {**device.products, **rates}, device.vector, device.bandwidth, device.source
-    )
+    return replace(device, products={**device.products, **rates})
 
 
 #: Dense rates, without sparsity.
@@ -177,15 +182,19 @@ DEVICES: dict[str, DeviceSpec] = {
     device.name: device
     for device in (
         _with_fp8(
-            _nvidia("h200", 989.4, 494.7, 66.9, 66.9, 1978.9, 4800, "NVIDIA H200 datasheet, SXM"),
+            _nvidia(
+                "h200", 989.4, 494.7, 66.9, 66.9, 1978.9, 4800, 227, "NVIDIA H200 datasheet, SXM"
+            ),
             1978.9,
         ),
         _with_fp8(
-            _nvidia("h100", 989.4, 494.7, 66.9, 66.9, 1978.9, 3350, "NVIDIA H100 datasheet, SXM"),
+            _nvidia(
+                "h100", 989.4, 494.7, 66.9, 66.9, 1978.9, 3350, 227, "NVIDIA H100 datasheet, SXM"
+            ),
             1978.9,
         ),
-        _nvidia("a100", 312, 156, 19.5, 19.5, 624, 2039, "NVIDIA A100 datasheet, SXM, 80 GB"),
-        _with_fp8(_nvidia("l4", 121, 60, 30.3, 0.47, 242.5, 300, "NVIDIA L4 datasheet"), 242.5),
+        _nvidia("a100", 312, 156, 19.5, 19.5, 624, 2039, 163, "NVIDIA A100 datasheet, SXM, 80 GB"),
+        _with_fp8(_nvidia("l4", 121, 60, 30.3, 0.47, 242.5, 300, 99, "NVIDIA L4 datasheet"), 242.5),
         _tpu("tpu-v5e", 197, 394, 819, 6.1, (128, 16), "Google Cloud documentation, TPU v5e"),
         _tpu("tpu-v5p", 459, 918, 2765, 14.3, (64, 16), "Google Cloud documentation, TPU v5p"),
         _tpu("tpu-v6e", 918, 1836, 1640, 23, (128, 32), "Google Cloud documentation, TPU v6e"),

@@ -23,7 +23,8 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
-from jaxprtool.ir.dtypes import itemsize
+from jaxprtool.ir.dtypes import is_extended, itemsize
+from jaxprtool.ir.equations import size_in_bytes
 from jaxprtool.ir.evaluation import evaluate_exactly
 from jaxprtool.ir.kernel_calls import KernelBlock, KernelCall, KernelScratch
 from jaxprtool.ir.regions import Call, Cond, regions, run_jaxprs, view
@@ -437,3 +438,33 @@ def _branch_of_all(grid: GridSteps, eqn: JaxprEqn, scalars: Scalars) -> int | No
     if index is None or not (index == index[0]).all():
         return None
     return int(np.clip(index[0], 0, len(branches.branches) - 1))
+
+
+# --- shared memory --------------------------------------------------------------------------------
+
+
+def shared_bytes(jaxpr: Jaxpr, own: Sequence[Var] = ()) -> int:
+    """Return the bytes that a kernel allocates in the shared memory of a GPU, at least.
+
+    Memory that it allocates for a part of its body (`run_scoped`) counts where most is live.
+    Barriers do not count.
+
+    Args:
+        jaxpr: The body of the kernel.
+        own: Its arguments that are scratch.
+    """
+    most = 0
+    for eqn in jaxpr.eqns:
+        scoped = eqn.primitive.name == "run_scoped"
+        for _, inner in run_jaxprs(eqn):
+            body = jaxcompat.open_jaxpr(inner)
+            most = max(most, shared_bytes(body, body.invars if scoped else ()))
+    return most + sum(map(_shared_size, own))
+
+
+def _shared_size(ref: Var) -> int:
+    space = getattr(ref.aval, "memory_space", None)
+    content = getattr(ref.aval, "inner_aval", None)
+    if str(space) != "smem" or content is None or is_extended(content.dtype):
+        return 0
+    return int(size_in_bytes(content))

@@ -18,7 +18,7 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.devices import DeviceSpec, device_named, device_of_kind
-from jaxprtool.analysis.grids import BlockMemory
+from jaxprtool.analysis.grids import BlockMemory, shared_bytes
 from jaxprtool.commands.cost.kernels import KernelCost, kernel_cost
 from jaxprtool.commands.cost.rules import Work, trip_count
 from jaxprtool.commands.kernels.fit import (
@@ -32,8 +32,8 @@ from jaxprtool.commands.kernels.fit import (
 )
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.documents import Number, Printed, document
-from jaxprtool.ir.equations import equations, type_of
-from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.equations import type_of
+from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.kernel_calls import KernelCall, block_text, kernel_call
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
@@ -71,7 +71,10 @@ class KernelPart:
 
 @document(
     flat=("work",),
-    optional=("place", "seconds", "limit", "vmem_bytes", "vmem_limit", "fits", "fit", "compiled"),
+    optional=(
+        *("place", "seconds", "limit", "vmem_bytes", "vmem_limit", "fits", "fit", "compiled"),
+        *("shared_bytes", "shared_limit"),
+    ),
 )
 @dataclass(frozen=True)
 class KernelRow:
@@ -100,6 +103,10 @@ class KernelRow:
             needs some bytes besides. If they take less, it may still need more.
         fit: Other block sizes, if they were requested.
         compiled: What the compiler of a TPU says about it, if a backend was named.
+        backend: The compiler that its parameters name: "tpu", "mosaic_gpu" or "triton"; "" if none.
+        shared_bytes: The bytes of shared memory that it allocates on a GPU, at least; None if they
+            are not known: those of a kernel for Triton are not.
+        shared_limit: The shared memory that it may use on the device.
     """
 
     name: str
@@ -119,11 +126,32 @@ class KernelRow:
     fits: bool | None = None
     fit: KernelFit | None = None
     compiled: CompiledKernel | None = None
+    backend: str = ""
+    shared_bytes: int | None = None
+    shared_limit: int | None = None
 
     @property
     def is_at_least(self) -> bool:
         """True if its figures are lower bounds, because a part of it is not counted."""
         return bool(self.uncounted) or self.per_round
+
+
+@document(optional=("place", "shared_limit"))
+@dataclass(frozen=True)
+class UncountedKernel:
+    """A kernel of another primitive than `pallas_call`, such as `mpmd_map`. It is not counted.
+
+    Attributes:
+        primitive: The name of the primitive.
+        place: The user's line that calls it.
+        shared_bytes: The bytes of shared memory that it allocates on a GPU, at least.
+        shared_limit: The shared memory that it may use on the device.
+    """
+
+    primitive: str
+    place: Place
+    shared_bytes: int
+    shared_limit: int | None = None
 
 
 @document(optional=("device",))
@@ -138,6 +166,7 @@ class KernelReport(Printed):
         steps: The first steps of each grid, if they were requested.
         uncounted: The number of equations of each other primitive that runs a kernel, such as
             `core_map`. They are not counted.
+        others: These kernels.
     """
 
     name: str
@@ -145,6 +174,7 @@ class KernelReport(Printed):
     device: str | None = None
     steps: tuple[GridTable, ...] = ()
     uncounted: Mapping[str, int] = field(default_factory=dict)
+    others: tuple[UncountedKernel, ...] = ()
 
     @property
     def vmem_bytes(self) -> int:
@@ -220,11 +250,12 @@ def kernels(
     frames = frames_now(about.roots)
     rows: dict[Any, KernelRow] = {}
     tables: dict[Any, GridTable] = {}
-    uncounted = Counter(
-        eqn.primitive.name
-        for eqn in equations(about.jaxpr)
-        if jaxcompat.kernel_axes(eqn.params) and kernel_call(eqn) is None
+    others = tuple(
+        _other(path, frames, on)
+        for path in _paths(about.jaxpr)
+        if jaxcompat.kernel_axes(path[-1].params) and kernel_call(path[-1]) is None
     )
+    uncounted = Counter(other.primitive for other in others)
     for call in _calls(about.jaxpr):
         cost = kernel_cost(call.path[-1], None if on is None else on.vmem is not None)
         if cost is None:
@@ -242,7 +273,7 @@ def kernels(
             tables.setdefault(key, _grid_table(cost, steps))
     name = None if on is None else on.name
     shown = tuple(rows.values()), name, tuple(tables.values())
-    return KernelReport(about.name, *shown, uncounted)
+    return KernelReport(about.name, *shown, uncounted, others)
 
 
 def modeled_device(
@@ -291,6 +322,24 @@ def _calls(
                 yield from _calls(jaxcompat.open_jaxpr(inner), here, calls, per_round)
 
 
+def _paths(jaxpr: Jaxpr, path: tuple[JaxprEqn, ...] = ()) -> Iterator[tuple[JaxprEqn, ...]]:
+    """Yield each equation outside of kernels, with the equations around it."""
+    for eqn in jaxpr.eqns:
+        here = (*path, eqn)
+        yield here
+        if not jaxcompat.kernel_axes(eqn.params):
+            for _, inner in run_jaxprs(eqn):
+                yield from _paths(jaxcompat.open_jaxpr(inner), here)
+
+
+def _other(path: Sequence[JaxprEqn], frames: Frames, device: DeviceSpec | None) -> UncountedKernel:
+    """Return a kernel that is not counted; its arguments may be scratch."""
+    bodies = [jaxcompat.open_jaxpr(inner) for _, inner in run_jaxprs(path[-1])]
+    shared = max((shared_bytes(body, body.invars) for body in bodies), default=0)
+    limit = None if device is None else device.shared
+    return UncountedKernel(path[-1].primitive.name, frames.line_of(path), shared, limit)
+
+
 def _row(
     cost: KernelCost, place: Place, call: _CalledKernel, device: DeviceSpec | None
 ) -> KernelRow:
@@ -308,7 +357,12 @@ def _row(
         vmem_bytes=cost.vmem_bytes if cost.grid.in_order else None,
         parts=tuple(_part(kernel, part) for part in cost.grid.parts),
         uncounted=cost.uncounted,
+        backend=kernel.backend or "",
     )
+    if kernel.backend == "mosaic_gpu":
+        scratch = [part.ref for part in kernel.scratch]
+        shared = shared_bytes(jaxcompat.open_jaxpr(kernel.body), scratch)
+        row = replace(row, shared_bytes=shared, shared_limit=device and device.shared)
     return row if device is None else _bounded(row, cost, device)
 
 

@@ -18,7 +18,13 @@ from jaxprtool.render.terminal.tables import Rendering, drawn, split_rows
 
 if TYPE_CHECKING:
     from jaxprtool.commands.kernels.fit import CompiledKernel, KernelFit
-    from jaxprtool.commands.kernels.kernels import GridTable, KernelPart, KernelReport, KernelRow
+    from jaxprtool.commands.kernels.kernels import (
+        GridTable,
+        KernelPart,
+        KernelReport,
+        KernelRow,
+        UncountedKernel,
+    )
 
 
 def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROWS) -> Rendering:
@@ -31,8 +37,7 @@ def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROW
     """
     count = plural(len(report.kernels), "Pallas kernel")
     caption = f"{report.name}: {count if report.kernels else 'no Pallas kernel'}"
-    names = (f"{name} ({plural(n, 'equation')})" for name, n in report.uncounted.items())
-    left_out = [Text(f"not counted: {', '.join(names)}")] if report.uncounted else []
+    left_out = [Text(line) for line in _left_out(report)]
     if not report.kernels:
         return Rendering(Group(Text(caption, style=tables.HEADING), *left_out), width)
     shown, rest = split_rows(report.kernels, top)
@@ -48,6 +53,25 @@ def kernels_table(report: KernelReport, width: int, top: int | None = tables.ROW
         parts += [Text(), Text(heading, style=tables.HEADING), drawn(_steps(grid))]
         parts.append(Text("· is the block of the step before", style=tables.COMMENT))
     return Rendering(Group(*parts, *left_out), width)
+
+
+def _left_out(report: KernelReport) -> Iterator[str]:
+    """Yield what is not counted, and the shared memory of such kernels."""
+    if report.uncounted:
+        names = (f"{name} ({plural(n, 'equation')})" for name, n in report.uncounted.items())
+        yield f"not counted: {', '.join(names)}"
+    for other in report.others:
+        if other.shared_bytes:
+            yield f"{other.primitive} {other.place}: {_shared(other)}"
+
+
+def _shared(kernel: UncountedKernel | KernelRow) -> str:
+    size = f"at least {in_bytes(kernel.shared_bytes or 0)} of shared memory"
+    if kernel.shared_limit is None:
+        return size
+    exceeds = (kernel.shared_bytes or 0) > kernel.shared_limit
+    verb = "more than" if exceeds else "of"
+    return f"{size}, {verb} the limit of {in_bytes(kernel.shared_limit)}"
 
 
 def _summary(report: KernelReport, rows: Sequence[KernelRow]) -> views.Table:
@@ -132,6 +156,10 @@ def kernel_notes(row: KernelRow) -> Iterator[str]:
     if row.compiled is not None:
         yield f"compiled alone: {_compiled_text(row.compiled)}"
         yield from (row.compiled.message or "").splitlines()
+    if row.backend == "triton":
+        yield "shared memory: not known, Triton's compiler assigns it"
+    elif row.shared_bytes is not None:
+        yield f"scratch: {_shared(row)}"
     if row.uncounted:
         names = (f"{name} ({n})" for name, n in row.uncounted.items())
         yield f"these figures are at least; not counted: {', '.join(names)}"

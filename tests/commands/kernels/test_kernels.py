@@ -5,6 +5,7 @@ import jax.export
 import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as mgpu
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
 from jax.experimental.pallas.ops.tpu import flash_attention as fa
@@ -13,9 +14,10 @@ from jax.experimental.pallas.ops.tpu.matmul import matmul as tiled_matmul
 import jaxprtool
 from jaxprtool.analysis.grids import padded_bytes
 from jaxprtool.commands.kernels.kernels import kernels
-from jaxprtool.commands.kernels.table import kernels_table, kernels_view
+from jaxprtool.commands.kernels.table import kernel_notes, kernels_table, kernels_view
 from jaxprtool.testing import assert_budget
 from jaxprtool.testing.assertions import measure
+from tests.programs.pallas_ops import CASES
 
 F32, BF16, I8, I32 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.int32
 V5E = "tpu-v5e"
@@ -340,6 +342,41 @@ def test_a_gpu_has_no_order_of_steps_and_no_vmem():
     assert row.vmem_bytes is None and row.vmem_limit is None and row.fits is None
     assert (row.parts[0].fetches, row.parts[0].most_fetches) == (8, 40)
     assert row.work.bytes_read == 4 * 1024 * 512
+
+
+def test_the_shared_memory_of_a_gpu_kernel_is_that_of_its_scratch_or_not_known():
+    def copied_by(params, space):
+        spec = pl.BlockSpec((128, 512), lambda i: (i, 0))
+
+        def kernel(x_ref, o_ref, buffer, other):
+            o_ref[...] = x_ref[...]
+
+        scratch = [space((128, 64), BF16), space((32, 128), F32)] if space else []
+        body = kernel if space else copied
+        options = {"grid": 8, "in_specs": [spec], "out_specs": spec, "scratch_shapes": scratch}
+        return lambda x: pl.pallas_call(body, x, compiler_params=params, **options)(x)
+
+    x = typed((1024, 512))
+    row = only_kernel(copied_by(mgpu.CompilerParams(), mgpu.SMEM), x, device="h100")
+    assert (row.shared_bytes, row.shared_limit) == (2 * 128 * 64 + 4 * 32 * 128, 227 << 10)
+    assert "scratch: at least 32.0 KiB of shared memory, of the limit of 227.0 KiB" in list(
+        kernel_notes(row)
+    )
+    triton = only_kernel(copied_by(plgpu.CompilerParams(num_warps=4), None), x, device="h100")
+    assert triton.shared_bytes is None and triton.backend == "triton"
+    assert "shared memory: not known, Triton's compiler assigns it" in list(kernel_notes(triton))
+
+
+def test_the_shared_memory_of_a_kernel_on_a_mesh_is_that_of_its_scopes():
+    case = CASES["gpu.hopper_matmul"]()
+    with case.context():
+        report = kernels(jaxprtool.trace(case.function, *case.args), "h100")
+    (kernel,) = report.others
+    # Four steps in flight have a tile of each operand; two warpgroups have two tiles of the result.
+    tiles = 4 * (2 * 128 * 64 + 64 * 128) * 2
+    assert kernel.shared_bytes == tiles + 2 * 2 * 64 * 64 * 2
+    assert kernel.shared_limit == 227 << 10
+    assert "of shared memory" in kernels_table(report, 160).plain()
 
 
 def test_an_array_that_may_be_in_vmem_counts_once_in_the_bound():

@@ -362,7 +362,9 @@ def _row(
     if kernel.backend == "mosaic_gpu":
         scratch = [part.ref for part in kernel.scratch]
         shared = shared_bytes(jaxcompat.open_jaxpr(kernel.body), scratch)
-        row = replace(row, shared_bytes=shared, shared_limit=None if device is None else device.shared)
+        row = replace(
+            row, shared_bytes=shared, shared_limit=None if device is None else device.shared
+        )
     return row if device is None else _bounded(row, cost, device)
 
 

@@ -65,12 +65,44 @@ def match_bodies(
         matching.correspond(a.invars[i], b.invars[j])
     _pair_constants(keys, matching, by_type=True)
     matching.results = [(a.outvars[i], b.outvars[j]) for i, j in results]
-    _BodyMatching(keys, matching).run()
+    if not _pair_twins(keys, matching):
+        _BodyMatching(keys, matching).run()
     return matching
+
+
+def _pair_twins(keys: EquationKeys, matching: MatchedBody) -> bool:
+    """Pair the equations of bodies that have the same ones in the same order, or return False."""
+    first, second = (graph.eqns for graph in matching.graphs)
+    if len(first) != len(second):
+        return False
+    partner: dict[int, Var] = dict(matching.partner)
+
+    def agree(x: Atom, y: Atom) -> bool:
+        if type(x) is Literal or type(y) is Literal:
+            return type(x) is type(y)  # their values are part of the keys
+        return partner.get(id(x)) is y
+
+    for old, new in zip(first, second, strict=True):
+        if old.primitive is not new.primitive or len(old.invars) != len(new.invars):
+            return False
+        if len(old.outvars) != len(new.outvars) or not all(map(agree, old.invars, new.invars)):
+            return False
+        same = MatchLevel.SAME
+        if old is not new and keys.equation(old, same) != keys.equation(new, same):
+            return False
+        partner.update(zip(map(id, old.outvars), new.outvars, strict=True))
+    if not all(agree(x, y) for x, y in matching.results):
+        return False
+    for i in range(len(first)):
+        matching.pair(i, i)
+    matching.are_twins = True
+    return True
 
 
 def _pair_constants(keys: EquationKeys, matching: MatchedBody, by_type: bool) -> None:
     """Pair constants with equal values and then, with `by_type`, those of the same type."""
+    if not all(graph.jaxpr.constvars for graph in matching.graphs):
+        return
     values = [keys.constants(graph.held) for graph in matching.graphs]
     types = [[str(var.aval) for var in graph.jaxpr.constvars] for graph in matching.graphs]
     taken: tuple[set[int], set[int]] = set(), set()
@@ -579,6 +611,7 @@ class MatchedBody:
         results: The pairs of results of the two bodies.
         read: The operands of opened calls, each with the atom that the other body reads in its
             place.
+        are_twins: Whether the two bodies have the same equations in the same order.
     """
 
     def __init__(self, keys: EquationKeys, graphs: tuple[BodyGraph, BodyGraph]):
@@ -597,6 +630,7 @@ class MatchedBody:
         self.values: list[tuple[Var, Var]] = []
         self.results: list[tuple[Atom, Atom]] = []
         self.read: list[tuple[Atom, Atom]] = []
+        self.are_twins = False
 
     # --- pairing ----------------------------------------------------------------------------------
 

@@ -59,8 +59,9 @@ CASES: list[tuple[str, list[str], dict[str, str], str | None]] = [
     (WITH_JAX, python("-c", TRACE), {}, None),
     ("show", tool("show", "small.py:f", "--args", "f32[8]"), {}, WITH_JAX),
     ("jaxprtool.trace", python("-c", TOOL), {}, WITH_JAX),
-    ("explain", tool("explain"), {}, WITH_JAX),
-    ("explain a pass", tool("explain", "simplify"), {}, WITH_JAX),
+    ("explain", tool("explain"), {}, BARE),
+    ("explain a pass", tool("explain", "dce"), {}, BARE),
+    ("explain a pass with rules", tool("explain", "simplify"), {}, WITH_JAX),
     (SCRIPT, python("script.py"), {}, None),
     ("record", tool("record", "--overwrite", "script.py"), {}, SCRIPT),
 ]

@@ -36,6 +36,9 @@ DOCUMENTS = {
 #: The folder of the schemas.
 FOLDER = Path(explain.__file__).parent / "schemas"
 
+#: The file of the descriptions of passes.
+DESCRIPTIONS = Path(explain.__file__).parent / "passes.json"
+
 #: The keys that every document has.
 _EVERY = {
     "schema": {"const": SCHEMA, "description": "The version of the documents."},
@@ -63,6 +66,18 @@ def command_schema(command: str) -> dict[str, Any]:
 def schema_file(command: str) -> str:
     """Return the text of the file with a command's schema."""
     return _text(command_schema(command)) + "\n"
+
+
+def descriptions_file() -> str:
+    """Return the text of the file with the descriptions of our passes and pipelines."""
+    return _text([_plain(document) for document in explain.described_afresh()]) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    """Return a NamedTuple, and those in it, as dictionaries."""
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        return {key: _plain(part) for key, part in value._asdict().items()}
+    return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
 def _text(value: Any, indent: str = "") -> str:

@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from jaxprtool.cli.errors import ErrorDocument
-from tests.documentation.documents import DOCUMENTS, FOLDER, Reference, closure, schema, schema_file
+from tests.documentation.documents import (
+    DESCRIPTIONS,
+    DOCUMENTS,
+    FOLDER,
+    Reference,
+    closure,
+    descriptions_file,
+    schema,
+    schema_file,
+)
 
 PATH = Path(__file__).parents[2] / "docs" / "json.md"
 
@@ -60,3 +69,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(exist_ok=True)
     for command in DOCUMENTS:
         (FOLDER / f"{command}.json").write_text(schema_file(command))
+    DESCRIPTIONS.write_text(descriptions_file())

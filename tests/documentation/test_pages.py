@@ -8,9 +8,16 @@ import pytest
 
 import jaxprtool
 from jaxprtool import extend, testing
+from jaxprtool.commands import explain
 from tests.documentation import jax_internals, json_page, lint_page, picture
 from tests.documentation.blocks import PAGES, ROOT
-from tests.documentation.documents import DOCUMENTS, FOLDER, schema_file
+from tests.documentation.documents import (
+    DESCRIPTIONS,
+    DOCUMENTS,
+    FOLDER,
+    descriptions_file,
+    schema_file,
+)
 
 README = PAGES["README.md"]
 
@@ -83,6 +90,11 @@ def test_the_page_of_json_documents_is_up_to_date_with_the_types():
 @pytest.mark.parametrize("command", DOCUMENTS)
 def test_the_schema_of_a_command_is_up_to_date_with_the_types(command):
     assert (FOLDER / f"{command}.json").read_text() == schema_file(command)
+
+
+def test_the_descriptions_of_passes_are_up_to_date():
+    assert DESCRIPTIONS.read_text() == descriptions_file()
+    assert list(explain.descriptions().values()) == explain.described_afresh()
 
 
 @pytest.mark.parametrize("name", picture.PICTURES)

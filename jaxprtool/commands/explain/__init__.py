@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 import sys
 import textwrap
+from collections.abc import Mapping
 from importlib.resources import files
+from json import loads
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -99,6 +101,7 @@ def explain_command(
     from jaxprtool.passes.framework import levels
 
     load_plugins(plugin)
+    described = {} if plugin else descriptions()
     wanted = f"O{level}" if level is not None else (name or "").removeprefix("-")
     if level is not None and wanted not in levels:
         available = ", ".join(f"-{other}" for other in levels)
@@ -108,12 +111,14 @@ def explain_command(
             f"explain takes one name, not '{name}' and '-{wanted}'", did_you_mean(name, levels)
         )
     if not wanted:
-        write_passes(json)
+        write_passes(described, json)
         return
     if _LINT_CODE.fullmatch(wanted):
         explanation: _Explanation = _lint_rule(wanted.upper())
     elif wanted in levels:
-        explanation = _level(wanted)
+        explanation = described.get(f"-{wanted}") or _level(wanted)
+    elif (own := described.get(wanted)) is not None and _is_own(wanted):
+        explanation = own
     else:
         explanation = _pass_or_primitive(wanted, on_progress)
     if json:
@@ -255,6 +260,52 @@ def _pass(name: str) -> PassDocument:
     )
 
 
+# --- written descriptions -------------------------------------------------------------------------
+# Our own passes and pipelines are described in a file, since their classes import JAX. A plug-in
+# may add rules, passes and pipelines: with one, or for its passes, the classes are asked.
+
+#: The documents of our passes and pipelines. `python -m tests.documentation.json_page` writes it.
+_DESCRIPTIONS = "passes.json"
+
+
+def descriptions() -> dict[str, PassDocument | PipelineDocument]:
+    """Return the documents of our passes by name, and of the pipelines by `-O1`."""
+    from jaxprtool.commands.explain import explanation as documents
+
+    text = (files("jaxprtool.commands.explain") / _DESCRIPTIONS).read_text()
+    described: dict[str, PassDocument | PipelineDocument] = {}
+    for document in loads(text):
+        if "passes" in document:
+            steps = [documents.PipelineStep(**step) for step in document.pop("passes")]
+            described[document["name"]] = documents.PipelineDocument(**document, passes=steps)
+            continue
+        options = [documents.Option(**option) for option in document.pop("options")]
+        sections = [documents.Section(**section) for section in document.pop("sections")]
+        rules = document.pop("rules")
+        described[document["name"]] = documents.PassDocument(
+            **document,
+            options=options,
+            sections=sections,
+            rules=rules and [documents.RewriteRule(**rule) for rule in rules],
+        )
+    return described
+
+
+def described_afresh() -> list[PassDocument | PipelineDocument]:
+    """Return what `descriptions` must return, from the classes of the passes."""
+    from jaxprtool.passes import framework
+
+    own = [_pass(name) for name in framework.available() if _is_own(name)]
+    return [*own, *map(_level, framework.levels)]
+
+
+def _is_own(name: str) -> bool:
+    from jaxprtool.passes import framework
+
+    source = framework.available().get(name)
+    return source is not None and source.origin == "jaxprtool"
+
+
 def _pipelines(name: str) -> list[str]:
     """Return the named pipelines that contain a pass."""
     from jaxprtool.passes.framework import Pipeline, levels
@@ -274,8 +325,15 @@ def _pipelines(name: str) -> list[str]:
 _GROUPS = "clean up", "transform", "split", "schedule and compile"
 
 
-def write_passes(json: bool) -> None:
-    """Write the passes by group, and the named pipelines."""
+def write_passes(
+    described: Mapping[str, PassDocument | PipelineDocument], json: bool = False
+) -> None:
+    """Write the passes by group, and the named pipelines.
+
+    Args:
+        described: The documents of some passes; the classes of the others are imported.
+        json: Write a document.
+    """
     from jaxprtool.commands.explain.explanation import PassesDocument, PassSummary
     from jaxprtool.passes import framework
     from jaxprtool.passes.framework import levels, pass_summary
@@ -283,6 +341,11 @@ def write_passes(json: bool) -> None:
     pipelines = {f"-{name}": str(level) for name, level in levels.items()}
     summaries = []
     for source in framework.available().values():
+        known = described.get(source.name)
+        if known is not None and source.origin == "jaxprtool":
+            first = known.text.partition("\n")[0]
+            summaries.append(PassSummary(source.name, first, known.group, source.origin))
+            continue
         try:
             cls = source.load()
         except PluginError as error:

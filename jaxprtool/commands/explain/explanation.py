@@ -19,7 +19,6 @@ from rich.text import Text
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.notation.tokens import PrimitiveName
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import Listing, columns
 from jaxprtool.render.terminal.tables import Code, Prose, Rendering
 
 # --- passes ---------------------------------------------------------------------------------------
@@ -230,9 +229,12 @@ def pipeline_explanation(document: PipelineDocument, width: int) -> Rendering:
     """Return the summary of a named pipeline, and its passes."""
     parts = [*_head(document.name, ["a named pipeline"]), Text(), Prose(document.text)]
     for when, steps in groupby(document.passes, key=lambda step: step.when):
-        rows = [([PrimitiveName(step.name)], [step.help]) for step in steps]
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(no_wrap=True)
+        for step in steps:
+            table.add_row(Text(step.name, tables.STYLES[PrimitiveName]), Text(step.help))
         title = "Until nothing changes" if when == "repeated" else "Once, at the end"
-        parts += _section(title, Listing(columns(rows, width - 2)))
+        parts += _section(title, table)
     return Rendering(Group(*parts), width)
 
 
@@ -290,6 +292,8 @@ def _trait(name: str, value: str, text: str) -> RenderableType:
 
 def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[RenderableType]:
     """Yield a table for each family of rules."""
+    from jaxprtool.render.terminal.listing import Listing, columns  # imports JAX
+
     for family, members in groupby(rules, key=lambda rule: rule.family):
         merged = list(_merged(members))
         shown = merged if full or len(merged) <= _FEW + 1 else merged[:_FEW]

@@ -1,8 +1,11 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
 from jaxprtool.passes import framework
+from jaxprtool.passes.cleanup.simplify import simplify_rules
 
 PLUGIN = """
 import dataclasses, typing, jaxprtool
@@ -92,3 +95,24 @@ def test_a_failing_plugin_does_not_stop_a_pipeline(cli, folder):
     result = cli("opt", "functions.py:wasteful", "-p", "dce", "--plugin", "broken2.py")
     assert result.code == 0 and "cos" in result.out
     assert [line for line in result.lines if line.startswith("warning: plug-in broken2.py")]
+
+
+def test_a_pass_and_a_pipeline_are_explained_without_importing_jax():
+    code = "import sys; from jaxprtool.cli.main import main; "
+    code += "codes = [main(['explain', name]) for name in ('dce', '-O1')]; "
+    code += "sys.exit(any(codes) or 'jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_a_plugin_is_asked_for_its_passes_and_rules(cli, tmp_path):
+    plugin = tmp_path / "plugin.py"
+    plugin.write_text(
+        "from jaxprtool.passes.cleanup.simplify import SimplifyRule, simplify_rules\n"
+        "simplify_rules.append(SimplifyRule('erf_inv(erf(x))', 'x', exact=False))\n"
+    )
+    rules = list(simplify_rules)
+    try:
+        shown = cli("explain", "simplify", "--plugin", str(plugin)).out
+    finally:
+        simplify_rules[:] = rules
+    assert "erf_inv(erf(x))" in shown and "erf_inv(erf(x))" not in cli("explain", "simplify").out

@@ -174,7 +174,7 @@ def _lint_rule(code: str) -> LintRuleDocument:
     return documents.LintRuleDocument(code, rule.name, rule.about, rule.kind, bad, good)
 
 
-def _level(name: str) -> _Explanation:
+def _level(name: str) -> PipelineDocument:
     from jaxprtool.commands.explain import explanation as documents
     from jaxprtool.passes import framework
     from jaxprtool.passes.framework import Pipeline, levels, pass_summary
@@ -334,7 +334,7 @@ def write_passes(
         described: The documents of some passes; the classes of the others are imported.
         json: Write a document.
     """
-    from jaxprtool.commands.explain.explanation import PassesDocument, PassSummary
+    from jaxprtool.commands.explain.explanation import PassDocument, PassesDocument, PassSummary
     from jaxprtool.passes import framework
     from jaxprtool.passes.framework import levels, pass_summary
 
@@ -342,7 +342,7 @@ def write_passes(
     summaries = []
     for source in framework.available().values():
         known = described.get(source.name)
-        if known is not None and source.origin == "jaxprtool":
+        if isinstance(known, PassDocument) and source.origin == "jaxprtool":
             first = known.text.partition("\n")[0]
             summaries.append(PassSummary(source.name, first, known.group, source.origin))
             continue

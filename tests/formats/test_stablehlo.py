@@ -154,6 +154,36 @@ def test_calls_of_lapack_have_derivatives(name):
     np.testing.assert_allclose(*gradients, atol=1e-6)
 
 
+def tridiagonal(x):
+    return lax.linalg.tridiagonal_solve(x[0], x[1] + 4, x[2], x[:3, :1])
+
+
+@pytest.mark.parametrize(
+    "fun",
+    first_and_proofs(
+        [
+            lambda x: jnp.linalg.qr(x)[0] + jnp.linalg.qr(x)[1].sum(),
+            lambda x: jnp.linalg.qr(x, mode="r"),
+            tridiagonal,
+            lambda x: lax.cumlogsumexp(x, 0, reverse=True),
+        ]
+    ),
+)
+def test_calls_of_lapack_and_windows_that_jax_differentiates_have_its_derivatives(fun):
+    x = jnp.sin(jnp.arange(12.0)).reshape(4, 3)
+    program = prove(fun, x)
+    gradients = (jax.grad(lambda x, f=f: jnp.sin(f(x)).sum())(x) for f in (fun, program))
+    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=1e-5)
+
+
+def test_a_decomposition_of_which_more_than_r_is_read_has_no_derivative():
+    text = text_of(lambda x: jnp.linalg.qr(x, mode="raw"), X)
+    raw = read_module_program(text.encode(), "m.mlir")
+    assert "ffi_call" in names(raw) and "qr" not in names(raw)
+    with pytest.raises(ValueError, match="cannot be differentiated"):
+        jax.grad(lambda x: raw(x)[0].sum())(X)
+
+
 def test_constants_of_all_types():
     def fun(x):
         values = jnp.array([1.5, -2, 0.1]), jnp.array([1, 2, 3], "bfloat16"), jnp.array([1j, 2, 3])

@@ -197,10 +197,10 @@ def _(op: Operation, *values: Any) -> Any:
         "base_dilation": tuple(op.take("base_dilations", ones)),
         "window_dilation": tuple(op.take("window_dilations", ones)),
     }
-    if count == 1 and (named := combiner(op.block())) is not None:
-        running = _running(named, operands[0], inits[0], window)
-        if running is not None:
-            return running
+    named = combiner(op.block())
+    if count == 1 and (running := _running(op, named, operands[0], inits[0], window)) is not None:
+        return running
+    if count == 1 and named is not None:
         return lax.reduce_window(operands[0], inits[0], named, **window)
     body = op.body()
     if count == 1:
@@ -210,19 +210,23 @@ def _(op: Operation, *values: Any) -> Any:
 
 
 #: Reductions of all elements up to each one, if the initial value is the one of the second column.
+#: None is for regions without a name.
 _RUNNING = {
     lax.add: (lax.cumsum, 0),
     lax.mul: (lax.cumprod, 1),
+    None: (lax.cumlogsumexp, -np.inf),
 }
 
 
-def _running(named: Any, x: Any, init: Any, window: Mapping[str, Any]) -> Any | None:
-    """Return a sum or product up to each element, if JAX lowers it to such windows; else None."""
+def _running(op: Operation, named: Any, x: Any, init: Any, window: Mapping[str, Any]) -> Any | None:
+    """Return the reduction of all elements up to each one, if JAX lowers it so; else None."""
     sizes = [axis for axis, size in enumerate(window["window_dimensions"]) if size != 1]
     if named not in _RUNNING or len(sizes) != 1 or not isinstance(init, np.generic):
         return None
     (axis,) = sizes
     function, identity = _RUNNING[named]
+    if named is None and not jax.dtypes.issubdtype(x.dtype, np.floating):
+        return None
     size = x.shape[axis]
     low, high = window["padding"][axis]
     plain = all(
@@ -235,20 +239,24 @@ def _running(named: Any, x: Any, init: Any, window: Mapping[str, Any]) -> Any | 
         return None
     if {low, high} != {0, size - 1} or init != identity:
         return None
-    if not _lowered_to_windows(function, x.shape, axis, x.dtype):
+    if _lowered_windows(function, x.shape, axis, x.dtype) != [canonical(op.block())]:
         return None
     return function(x, axis, reverse=low == 0)
 
 
 @cache
-def _lowered_to_windows(function: Any, shape: Sequence[int], axis: int, dtype: Any) -> bool:
-    """Return True if JAX lowers a sum or product up to each element to a `reduce_window`."""
-    windows: list[Any] = []
+def _lowered_windows(function: Any, shape: Sequence[int], axis: int, dtype: Any) -> list[str]:
+    """Return the region of each `reduce_window` to which JAX lowers such a reduction."""
+    regions: list[str] = []
     struct = jax.ShapeDtypeStruct(shape, dtype)
     _visit_lowered(
-        lambda x: function(x, axis), [struct], [dtype], "stablehlo.reduce_window", windows.append
+        lambda x: function(x, axis),
+        [struct],
+        [dtype],
+        "stablehlo.reduce_window",
+        lambda op: regions.append(canonical(op.regions[0].blocks[0])),
     )
-    return len(windows) == 1
+    return regions
 
 
 @rule(stablehlo_rules, "stablehlo.select_and_scatter")
@@ -895,8 +903,8 @@ def _(op: Operation, options: Any, x: Any) -> Any:
     factor = lax.linalg.cholesky(x, symmetrize_input=False)
     rank = len(x.shape)
     rows, columns = (lax.broadcasted_iota(np.int32, x.shape, rank - i) for i in (2, 1))
-    others = lax.stop_gradient(x)  # LAPACK leaves the other triangle as it is
-    return [lax.select_n(lax.ge(rows, columns), others, factor), _failed(factor[..., 0, 0])]
+    kept = lax.select_n(lax.ge(rows, columns), x, factor)  # the other triangle is left as it is
+    return [kept, _failed(factor[..., 0, 0])]
 
 
 @_lapack("lapack_{}getrf_ffi")
@@ -921,6 +929,105 @@ def _(op: Operation, options: Any, a: Any, b: Any, *scale: Any) -> Any:
         conjugate_a=options["trans_x"] == "C",
         unit_diagonal=options["diag"] == "U",
     )
+
+
+@_lapack("lapack_{}gtsv_ffi")
+def _(op: Operation, options: Any, lower: Any, diagonal: Any, upper: Any, b: Any) -> Any:
+    """Solve a tridiagonal system. LAPACK overwrites the diagonals, which must not be read."""
+    if any([*op.op.results[i].uses] for i in range(3)) or not _reports_only(op, 4):
+        return None
+    x = lax.linalg.tridiagonal_solve(lower, diagonal, upper, b)
+    diagonals = [Splat(np.zeros((), y.dtype)[()], y.shape) for y in (lower, diagonal, upper)]
+    return [*diagonals, x, _failed(x[..., 0, 0])]
+
+
+@_lapack("lapack_{}geqrf_ffi")
+def _(op: Operation, options: Any, x: Any) -> Any:
+    """Return R in the upper triangle; LAPACK's vectors below it have no derivative."""
+    if not (_are_all(_is_product, op.op.results[1]) and _are_all(_reads_upper, op.op.results[0])):
+        return None
+    below, scales = _custom_call(op, lax.stop_gradient(x))
+    r = lax.linalg.qr(x, full_matrices=False)[1]
+    rank, missing = len(x.shape), x.shape[-2] - r.shape[-2]
+    padding = [(0, missing if axis == rank - 2 else 0, 0) for axis in range(rank)]
+    r = lax.pad(r, np.zeros((), r.dtype), padding)
+    rows, columns = (lax.broadcasted_iota(np.int32, x.shape, rank - i) for i in (2, 1))
+    return [lax.select_n(lax.le(rows, columns), below, r), scales]
+
+
+def _are_all(test: Callable[[Any], bool], value: Any) -> bool:
+    """Return True if all operations that read a value satisfy a test."""
+    return all(test(getattr(use.owner, "operation", use.owner)) for use in value.uses)
+
+
+def _is_product(op: Any) -> bool:
+    """Return True if an operation multiplies LAPACK's vectors of a QR decomposition to Q."""
+    names = {f"lapack_{letter}gqr_ffi" for letter in ("sor", "dor", "cun", "zun")}
+    return "call_target_name" in op.attributes and op.attributes["call_target_name"].value in names
+
+
+def _reads_upper(op: Any) -> bool:
+    """Return True if an operation, and those that read its result, take only R of LAPACK's."""
+    if op.name == "stablehlo.slice":
+        return not any(op.attributes["start_indices"]) and _are_all(_reads_upper, op.results[0])
+    if op.name == "stablehlo.pad":
+        return _are_all(_is_product, op.results[0])
+    return _is_product(op) or (op.name == "stablehlo.select" and _is_below(op.operands[0]))
+
+
+def _is_below(mask: Any) -> bool:
+    """Return True if a mask is that of the elements below the diagonal, as JAX computes it."""
+    compare = _definition(mask)
+    if compare is not None and compare.name == "stablehlo.broadcast_in_dim":
+        compare = _definition(compare.operands[0])
+    if compare is None or compare.name != "stablehlo.compare":
+        return False
+    shifted, columns = map(_definition, compare.operands)
+    if shifted is None or columns is None or shifted.name != "stablehlo.add":
+        return False
+    rows, shift = map(_definition, shifted.operands)
+    if "GE>" not in str(compare.attributes["comparison_direction"]) or shift is None:
+        return False
+    if shift.name == "stablehlo.broadcast_in_dim":
+        shift = _definition(shift.operands[0])
+    if rows is None or shift is None or shift.name != "stablehlo.constant":
+        return False
+    places = [
+        view.attributes["iota_dimension"].value
+        for view in (rows, columns)
+        if view.name == "stablehlo.iota"
+    ]
+    rank = compare.results[0].type.rank
+    return places == [rank - 2, rank - 1] and np.all(np.asarray(shift.attributes["value"]) == -1)
+
+
+def _definition(value: Any) -> Any | None:
+    """Return the operation of which a value is a result; None for an argument."""
+    owner = getattr(value.owner, "operation", value.owner)
+    return owner if isinstance(owner, ir.Operation) else None
+
+
+@_lapack("lapack_{}orgqr_ffi", "lapack_{}ungqr_ffi")
+def _(op: Operation, options: Any, vectors: Any, scales: Any) -> Any:
+    """Return Q, if the vectors are those of a QR decomposition of the module."""
+    whole = _unsliced(op.op.operands[0])
+    factors = getattr(op.op.operands[1].owner, "operation", op.op.operands[1].owner)
+    if getattr(factors, "name", "") != "stablehlo.custom_call" or whole != factors.results[0]:
+        return None
+    if not factors.attributes["call_target_name"].value.endswith("geqrf_ffi"):
+        return None
+    q = lax.linalg.qr(op.reader.value(factors.operands[0]), full_matrices=False)[0]
+    return q if q.shape == op.result_type.shape else None
+
+
+def _unsliced(value: Any) -> Any:
+    """Return the operand of a slice that leaves out last rows and columns; other values as such."""
+    owner = getattr(value.owner, "operation", value.owner)
+    if getattr(owner, "name", "") == "stablehlo.slice" and not any(
+        owner.attributes["start_indices"]
+    ):
+        return owner.operands[0]
+    return value
 
 
 @_lapack("lapack_{}syevd_ffi", "lapack_{}heevd_ffi")

@@ -998,7 +998,8 @@ def _is_below(mask: Any) -> bool:
         if view.name == "stablehlo.iota"
     ]
     rank = compare.results[0].type.rank
-    return places == [rank - 2, rank - 1] and np.all(np.asarray(shift.attributes["value"]) == -1)
+    is_next = bool((np.asarray(shift.attributes["value"]) == -1).all())
+    return is_next and places == [rank - 2, rank - 1]
 
 
 def _definition(value: Any) -> Any | None:

@@ -148,13 +148,13 @@ INNER_FLOORS = {
     "passes": "loops patterns precision reduction unzip|transforms|mapping|cleanup|retrace"
     "|framework",
     "render": "page|reports|terminal|documents views",
-    "execute": "profile stepping|running sandbox",
+    "execute": "profile stepping|calls running",
     "analysis": "grids kernels points|devices stats",
     "api": "program|jit targets vmap",
     "commands": "backends outline precision report upgrade vmap|opt reduce unzip|check explain show"
     "|record|lint source|why|run|determinism|diff|bench kernels profile residuals|compare cost"
     "|browse emit memory nans serve shapecheck shardings skill watch",
-    "cli": "main|app|errors session|launch|options|completion pipeline_steps running|output",
+    "cli": "main|app|session|launch|options|completion pipeline_steps running|output",
 }
 
 
@@ -261,7 +261,7 @@ NAME_LISTS = {
     "ir/hlo/origins.py": "XLA's instructions, and primitives that are copies in it",
     "jaxcompat/checking.py": "what rules of JAX's own look at; stands below the table",
     "formats/jaxpr/params.py": "parameters of primitives, by name",
-    "formats/python/rules/arrays.py": "a rule for each operator, registered in a loop",
+    "formats/python/rules_of_arrays.py": "a rule for each operator, registered in a loop",
     "passes/cleanup/inline.py": "an option: the kinds of calls, which have names of primitives",
     "passes/patterns/definition.py": "the same option",
     "passes/cleanup/simplify/engine.py": "words of the language of patterns",

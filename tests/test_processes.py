@@ -13,7 +13,7 @@ import pytest
 
 from jaxprtool import files, processes
 from jaxprtool.errors import OutputError, TooFewDevicesError, UnsupportedError
-from jaxprtool.processes import calls
+from jaxprtool.execute import calls
 from tests.external import needs
 
 #: Starts a process that starts another one in its own session. Writes the ids of both.

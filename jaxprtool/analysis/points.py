@@ -27,8 +27,7 @@ from jaxprtool.ir.dataflow import DataFlow, Start, Value
 from jaxprtool.ir.documents import listed
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Naming
-from jaxprtool.ir.notation.names import UserNames
-from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.notation.signatures import Notation, UserNames
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.trees import named_by_end, parts_of_paths
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn

@@ -32,8 +32,7 @@ from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.equations import bodies, size_of, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Selection
-from jaxprtool.ir.notation.names import UserNames
-from jaxprtool.ir.notation.signatures import Notation
+from jaxprtool.ir.notation.signatures import Notation, UserNames
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import (

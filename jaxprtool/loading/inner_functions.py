@@ -18,7 +18,7 @@ from jaxprtool.errors import TargetError, UnsupportedError, did_you_mean
 from jaxprtool.ir.documents import plural, some
 from jaxprtool.ir.equations import holders, part_of, variables
 from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.notation.names import UserNames
+from jaxprtool.ir.notation.signatures import UserNames
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward

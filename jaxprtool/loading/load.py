@@ -29,7 +29,6 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import Root
 from jaxprtool.ir.meshes import NO_SPECS, Specs
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.ragged import ragged_parts
 from jaxprtool.ir.symbols import symbolic_sizes
 from jaxprtool.jaxcompat import Aval
 from jaxprtool.loading import Example, argspec
@@ -596,6 +595,8 @@ def _with_rows(types: ParameterTypes, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _rows(type_: Any, arg: Any) -> Any:
     """Return an argument with each Ragged replaced by rows where an array type is expected."""
+    from jaxprtool.ir.ragged import ragged_parts
+
     if isinstance(type_, dict) and type(arg) is dict:
         return {name: _rows(type_.get(name), part) for name, part in arg.items()}
     if isinstance(type_, list | tuple) and type(arg) is type(type_) and len(arg) == len(type_):

@@ -43,9 +43,8 @@ from jaxprtool.ir.documents import plural
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import is_over_devices
 from jaxprtool.ir.program import JitOptions, Program
-from jaxprtool.ir.ragged import bounds_of_lengths
 from jaxprtool.ir.trees import StaticLeaf, filled, release, structure, unique
-from jaxprtool.jaxcompat import ClosedJaxpr
+from jaxprtool.jaxcompat import Aval, ClosedJaxpr
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
 from jaxprtool.loading import Static
 from jaxprtool.loading.target import mesh_conflict, methods_hint, value_needed
@@ -199,7 +198,7 @@ def trace_call(
         sharded=tuple(
             name for name, leaf in zip(arg_names, call.leaves, strict=True) if _is_sharded(leaf)
         ),
-        bounds=tuple((arg_names[i], bound) for i, bound in bounds_of_lengths(arguments, avals)),
+        bounds=_length_bounds(arguments, avals, arg_names),
     )
     if traced_options is None:
         return program
@@ -213,6 +212,15 @@ def _by_name(
 ) -> dict[str, object]:
     """Return the arguments of a call by their names."""
     return {**dict(zip(positional_names(fun, len(args)), args, strict=False)), **kwargs}
+
+
+def _length_bounds(
+    arguments: object, avals: Sequence[Aval], names: Sequence[str]
+) -> tuple[tuple[str, Any], ...]:
+    """Return the bounds of the lengths of each Ragged among the arguments, by name."""
+    ragged = sys.modules.get("jaxprtool.ir.ragged")  # without it there is no Ragged
+    bounds = ragged.bounds_of_lengths(arguments, avals) if ragged else ()
+    return tuple((names[i], bound) for i, bound in bounds)
 
 
 def _is_sharded(leaf: object) -> bool:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxprtool.cli import errors
+from jaxprtool.cli import app
 from jaxprtool.cli.main import main
 from tests.share import on_one_release
 
@@ -81,7 +81,7 @@ def test_the_error_handler_of_pythonioencoding_is_used(narrow):
     ("sign", "text"), [("╭", "+"), ("━", "-"), ("│", "|"), ("┤", "+"), ("⠀", " "), ("⣿", "*")]
 )
 def test_lines_and_dots_have_ascii_equivalents(sign, text):
-    assert errors.in_ascii(sign) == text
+    assert app.in_ascii(sign) == text
 
 
 @on_one_release

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
-from jaxprtool.cli.errors import ErrorDocument
+from jaxprtool.cli.app import ErrorDocument
 from jaxprtool.commands import explain
 from jaxprtool.commands.explain.explanation import documentation
 from jaxprtool.ir import documents

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from jaxprtool.cli.errors import ErrorDocument
+from jaxprtool.cli.app import ErrorDocument
 from tests.documentation.documents import (
     DESCRIPTIONS,
     DOCUMENTS,

@@ -36,6 +36,7 @@ from jaxprtool.commands.compare.requested import (
 from jaxprtool.commands.compare.variants import OnProgress, Variant, received, sent, taken_by
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.errors import ArgumentsError, UnsupportedError
+from jaxprtool.execute.calls import PythonProcess, python_process
 from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.execute.running.run import (
@@ -56,7 +57,6 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.process import OtherPrograms, without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.passes.framework import Pipeline
-from jaxprtool.processes.calls import PythonProcess, python_process
 
 
 def bench(

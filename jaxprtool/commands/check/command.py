@@ -16,8 +16,8 @@ import tomlkit
 import typer
 
 from jaxprtool.cli import completion, options, output
+from jaxprtool.cli.app import write_problems
 from jaxprtool.cli.completion import found_file
-from jaxprtool.cli.errors import write_problems
 from jaxprtool.cli.launch import start_jax, use_host_devices, use_virtual_devices, use_x64, uses_x64
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.output import OnProgress

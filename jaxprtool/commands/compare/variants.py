@@ -17,6 +17,7 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.commands.nans.nans import count_nonfinite, is_mostly_nonfinite
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError, described
+from jaxprtool.execute.calls import PythonProcess, python_process
 from jaxprtool.execute.running.arrays import as_numpy, bits_agree, wide
 from jaxprtool.execute.running.rounding import Rounding, explained
 from jaxprtool.execute.running.run import (
@@ -47,7 +48,6 @@ from jaxprtool.jaxcompat import (
     Literal,
     Var,
 )
-from jaxprtool.processes.calls import PythonProcess, python_process
 
 # --- measures -------------------------------------------------------------------------------------
 # Measures of the difference of two arrays: bits, errors, units in the last place, angle, NaNs.

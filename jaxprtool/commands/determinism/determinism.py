@@ -44,6 +44,7 @@ from jaxprtool.commands.compare.variants import (
 )
 from jaxprtool.commands.diff.diff import Diff, Hunk, diff
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
+from jaxprtool.execute.calls import PythonProcess, python_process, report
 from jaxprtool.execute.running.arrays import as_numpy, fill_arguments
 from jaxprtool.execute.running.backends import backends, compiled_afresh, exchanged, is_first
 from jaxprtool.execute.running.run import own_devices
@@ -56,7 +57,6 @@ from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.program import JitOptions, Program, Programs
 from jaxprtool.jaxcompat import ClosedJaxpr
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.processes.calls import PythonProcess, python_process, report
 
 _EXACT = Tolerance(0, 0)
 _INLINE = Inline(force=True)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from jaxprtool.cli import options, output
+from jaxprtool.cli.app import write_problems
 from jaxprtool.cli.completion import TableReader, nearest_file, tool_table
-from jaxprtool.cli.errors import write_problems
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import ArgumentsError, JaxprToolError, TargetError

@@ -7,11 +7,11 @@ INFO = CommandInfo(
     position=3,
     summary="Find the equation that produces the first NaN or infinity.",
     run="jaxprtool.commands.nans.command:nans_command",
-    documents=("jaxprtool.commands.nans.table:NansDocument",),
+    documents=("jaxprtool.commands.nans.command:NansDocument",),
     tables=(
         (
             "jaxprtool.commands.nans.nans:NanSearch",
-            "jaxprtool.commands.nans.table:first_found",
+            "jaxprtool.commands.nans.command:first_found",
         ),
     ),
 )

@@ -34,7 +34,7 @@ from jaxprtool.commands.compare.variants import (
 from jaxprtool.commands.cost.estimate import cost
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.commands.nans.nans import finite_fill
-from jaxprtool.commands.reduce.search import minimal_subset
+from jaxprtool.commands.reduce.reduction import minimal_subset
 from jaxprtool.commands.watch.watch import watch
 from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.running.arrays import fill_arguments

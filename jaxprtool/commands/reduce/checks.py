@@ -37,10 +37,10 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.execute.calls import ForkOutcome
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arrays import first_value_difference, random_argument
 from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
-from jaxprtool.execute.sandbox import ForkOutcome
 from jaxprtool.formats.emission import Emission, format_of
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.write import program_file_text

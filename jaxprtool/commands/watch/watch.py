@@ -65,7 +65,7 @@ from jaxprtool.ir.equations import (
 from jaxprtool.ir.evaluation import LoopOperands, slice_number
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Selection
-from jaxprtool.ir.notation.names import UserNames
+from jaxprtool.ir.notation.signatures import UserNames
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view

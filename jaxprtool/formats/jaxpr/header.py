@@ -35,7 +35,7 @@ from jaxprtool.formats.jaxpr.syntax import ExpressionSyntax, FileText
 from jaxprtool.formats.jaxpr.values import NO_MESH, TypeReader, TypeWriter
 from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import Root, frames_now
-from jaxprtool.ir.notation.names import VariableNames, source_names
+from jaxprtool.ir.notation.signatures import VariableNames, source_names
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import JitOptions, Program
 from jaxprtool.ir.symbols import Bound, LengthsBound, SizeBound

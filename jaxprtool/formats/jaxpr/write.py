@@ -34,8 +34,7 @@ from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.expansions import without_live_objects
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Layout, Selection
-from jaxprtool.ir.notation.names import VariableNames
-from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
+from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, VariableNames
 from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.regions import sub_jaxprs

@@ -28,6 +28,10 @@ from jax.tree_util import DictKey, GetAttrKey, SequenceKey, keystr, tree_flatten
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.files import check_path, is_stream
+from jaxprtool.formats.python import (  # they fill the table of rules
+    rules_of_arrays,  # noqa: F401
+    rules_of_calls,  # noqa: F401
+)
 from jaxprtool.formats.python.expressions import (
     ATOM,
     ROOTS,
@@ -61,8 +65,7 @@ from jaxprtool.formats.python.layout import (
     unpacking,
 )
 from jaxprtool.formats.python.module import FunctionOrigin, HexRows, Line, PythonModule
-from jaxprtool.formats.python.rules import arrays, calls  # noqa: F401  (they fill the table)
-from jaxprtool.formats.python.rules.table import python_rules
+from jaxprtool.formats.python.rule_table import python_rules
 from jaxprtool.formats.python.selection import SelectedEquation, TextTemplate, selected_equations
 from jaxprtool.ir.array_files import ProgramText, constants_file, mention, write_texts
 from jaxprtool.ir.custom_rules import are_stubs, rules_followed, stubbed

@@ -16,6 +16,7 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.jaxpr.constants import constant_digest
+from jaxprtool.formats.python import rules_of_calls
 from jaxprtool.formats.python.expressions import (
     ATOM,
     ROOTS,
@@ -46,8 +47,7 @@ from jaxprtool.formats.python.layout import (
     numbered,
     statement,
 )
-from jaxprtool.formats.python.rules import calls
-from jaxprtool.formats.python.rules.table import FROM_HEX, HELPERS, NAMED
+from jaxprtool.formats.python.rule_table import FROM_HEX, HELPERS, NAMED
 from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations
@@ -210,7 +210,7 @@ class PythonModule:
 
     def settings_of(self, eqn: JaxprEqn) -> tuple[str, ...]:
         """Return the context managers of a `with` statement for an equation."""
-        marked = calls.call_marks(eqn) is not None
+        marked = rules_of_calls.call_marks(eqn) is not None
         settings = self._contexts.get((id(eqn.ctx), marked))
         if settings is None:
             settings = tuple(flat(s.pieces(self)) for s in _settings(eqn.ctx, marked))
@@ -332,7 +332,7 @@ def _settings(context: Any, marked: bool) -> Iterator[Expression]:
 def _function_names(jaxpr: AnyJaxpr) -> set[str]:
     """Return the names of the functions of the module, at every depth."""
     called = (eqn for eqn in equations(open_jaxpr(jaxpr)) if traits(eqn).call)
-    names = {identifier(scope_of(eqn) or calls.called_name(eqn)) for eqn in called}
+    names = {identifier(scope_of(eqn) or rules_of_calls.called_name(eqn)) for eqn in called}
     return {"mesh", "CONSTANT", *names}
 
 

@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import Contains, bodies, holders
-from jaxprtool.ir.notation.names import shared_jaxprs
-from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value
+from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, shared_jaxprs
 from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity

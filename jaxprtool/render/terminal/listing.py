@@ -17,8 +17,7 @@ from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import FrameChoice, Root, frames_now
 from jaxprtool.ir.notation.layout import COMMENT_COLUMN, Commenter, Layout, Selection
-from jaxprtool.ir.notation.names import UserNames
-from jaxprtool.ir.notation.signatures import Notation, TerseNotation
+from jaxprtool.ir.notation.signatures import Notation, TerseNotation, UserNames
 from jaxprtool.ir.notation.tokens import (
     BINDER,
     BinderToken,

@@ -12,8 +12,7 @@ from typing import TypeVar
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.notation.layout import Naming, Selection, omitted_equations
-from jaxprtool.ir.notation.names import VariableNames
-from jaxprtool.ir.notation.signatures import Signature, value_text
+from jaxprtool.ir.notation.signatures import Signature, VariableNames, value_text
 from jaxprtool.ir.notation.tokens import (
     BinderToken,
     Comment,

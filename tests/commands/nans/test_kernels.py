@@ -9,8 +9,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 import jaxprtool
 from jaxprtool.commands.nans import kernels
+from jaxprtool.commands.nans.command import first_found
 from jaxprtool.commands.nans.nans import find_nan
-from jaxprtool.commands.nans.table import first_found
 
 F32 = jnp.float32
 BUFFER = {"scratch_shapes": [pltpu.VMEM((8, 128), F32)]}

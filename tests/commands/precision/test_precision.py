@@ -10,7 +10,7 @@ import jaxprtool
 from jaxprtool.commands.compare.requested import inputs_from
 from jaxprtool.commands.compare.variants import Tolerance
 from jaxprtool.commands.precision.precision import PrecisionRequest, found_precision
-from jaxprtool.commands.reduce.search import minimal_subset
+from jaxprtool.commands.reduce.reduction import minimal_subset
 from jaxprtool.errors import ArgumentsError, PipelineError
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)

@@ -14,7 +14,7 @@ from jax import lax
 
 import jaxprtool
 from jaxprtool.commands.reduce import checks
-from jaxprtool.commands.reduce.search import CallingOracle, ReductionSearch, ReductionState
+from jaxprtool.commands.reduce.reduction import CallingOracle, ReductionSearch, ReductionState
 from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.ir.equations import equations

@@ -2,7 +2,7 @@
 
 from itertools import islice
 
-from jaxprtool.ir.notation.names import _distinct, fresh_names
+from jaxprtool.ir.notation.signatures import _distinct, fresh_names
 
 
 def test_names_are_numbers_in_base_26():

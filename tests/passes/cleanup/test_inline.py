@@ -15,7 +15,7 @@ import jaxprtool
 from jaxprtool import jaxcompat, nest, sow
 from jaxprtool.errors import PipelineError
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.notation.names import source_names
+from jaxprtool.ir.notation.signatures import source_names
 from jaxprtool.ir.program import type_check
 from jaxprtool.ir.regions import sub_jaxprs, view
 from jaxprtool.passes.cleanup.inline import Inline

@@ -44,14 +44,17 @@ from jaxprtool.passes.mapping.batch.axes import (
     program_axes,
     result_dims,
 )
-from jaxprtool.passes.mapping.batch.body import BatchBodyBuilder, BatchDomain, batch_body, summed
-from jaxprtool.passes.mapping.batch.chunks import chunked_body
-from jaxprtool.passes.mapping.batch.table import (
+from jaxprtool.passes.mapping.batch.body import (
+    BatchBodyBuilder,
+    BatchDomain,
     BatchUnsupported,
+    batch_body,
     batch_rules,
     jaxs_rule,
     structured_rules,
+    summed,
 )
+from jaxprtool.passes.mapping.batch.chunks import chunked_body
 
 __all__ = [
     "Axis",

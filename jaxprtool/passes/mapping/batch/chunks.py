@@ -42,8 +42,7 @@ from jaxprtool.jaxcompat import (
     jaxpr_as_fun,
 )
 from jaxprtool.passes.mapping.batch.axes import Axis, BatchError, BatchTypeError, Dim
-from jaxprtool.passes.mapping.batch.body import batch_body
-from jaxprtool.passes.mapping.batch.table import BatchUnsupported
+from jaxprtool.passes.mapping.batch.body import BatchUnsupported, batch_body
 
 #: A value, and its batch dimension.
 Batched = tuple[jax.Array, Dim]

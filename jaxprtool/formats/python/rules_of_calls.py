@@ -28,7 +28,7 @@ from jaxprtool.formats.python.expressions import (
     dtype_name,
     literal,
 )
-from jaxprtool.formats.python.rules.table import (
+from jaxprtool.formats.python.rule_table import (
     BRANCH_AT,
     BWD_OF_ARRAYS,
     CLOSED_CALL,

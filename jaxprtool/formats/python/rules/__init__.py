@@ -1,1 +1,0 @@
-"""Rules for writing the equations of each primitive; each module adds to `table.python_rules`."""

@@ -604,7 +604,9 @@ class Block:
         if origin is None or origin == self._origin:
             return
         same_file = self._origin is not None and self._origin.file == origin.file
-        text = origin.function if same_file else f"{origin.function}, {origin.file}"
+        # Operations of a module without locations have its lines, in no function.
+        parts = (origin.function, None if same_file else origin.file)
+        text = ", ".join(filter(None, parts))
         self.lines.append(f"{INDENT * self._depth}# {text}{origin.behind}")
         self._origin = origin
 

@@ -289,7 +289,7 @@ class PythonModule:
         pairs = [
             (_function(f), self._file_name(f.file)) for f in (location.frame, *location.behind)
         ]
-        behind = "".join(BEHIND + ", ".join(pair) for pair in pairs[1:])
+        behind = "".join(BEHIND + ", ".join(filter(None, pair)) for pair in pairs[1:])
         origin = FunctionOrigin(*pairs[0], behind)
         return origin if all(map(str.isprintable, origin)) else None  # must be one line
 

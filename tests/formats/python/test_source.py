@@ -943,6 +943,17 @@ def test_comments_have_the_chosen_frames(tmp_path, monkeypatch) -> None:
         assert "# net, inner.py\n" in to_python(program)
 
 
+def test_comments_of_a_module_without_locations_name_its_file(tmp_path) -> None:
+    path = tmp_path / "model.mlir"
+
+    def power(x):
+        y = jnp.sin(x)
+        return y**y
+
+    path.write_text(jax.jit(power).lower(1.0).as_text())
+    assert "    # model.mlir\n" in to_python(jaxprtool.read(path))
+
+
 def test_a_closed_over_ref_belongs_to_the_module() -> None:
     total = jax.new_ref(jnp.arange(3.0))
 

@@ -82,8 +82,12 @@ def unzips(
     key_args: int | tuple[int, ...] = 0,
     gradients: str = "reverse",
 ) -> tuple[Program, Program]:
-    """Prove init and apply of a function with `count` variables and this kind of gradients."""
-    proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args))
+    """Prove init and apply of a function with `count` variables and this kind of gradients.
+
+    Values are compared one equation at a time. Gradients are those of compiled programs; all of
+    what is compiled is compared on the corpus of the proofs.
+    """
+    proof = prove_unzip(trace(f, *args), key_args, jax.tree.leaves(args), compiled=False)
     expect("variables", count, proof.variables)
     expect("gradients", gradients, proof.gradients.split(":")[0])
     return proof.init, proof.apply

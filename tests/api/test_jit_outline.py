@@ -104,6 +104,7 @@ def test_ahead_of_time_compilation() -> None:
     assert outlined.eval_shape(params(), X).shape == ()
 
 
+@pytest.mark.proof
 def test_donated_arguments_are_reused() -> None:
     def step(state: Any, x: Any) -> Any:
         grads = jax.grad(loss)(state, x)
@@ -130,6 +131,7 @@ def test_static_arguments_make_separate_programs() -> None:
         assert_close(jitted(X, depth, power=power), fun(X, depth, power))
 
 
+@pytest.mark.proof
 def test_the_persistent_cache_stores_compilations(tmp_path) -> None:
     events: list[str] = []
 

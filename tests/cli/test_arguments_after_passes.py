@@ -119,6 +119,7 @@ def test_a_parameter_may_have_a_value_per_example(results):
     assert np.allclose(found, [n * score(x) for n, x in enumerate(examples(), 1)], rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_sizes_of_mask_are_arguments_and_padding_has_no_effect(results):
     args = "load('params.npz'), load('padded.npy')"
     for target in "train.py:loss", "train.py:exampled":
@@ -131,6 +132,7 @@ def test_sizes_of_mask_are_arguments_and_padding_has_no_effect(results):
     }
 
 
+@pytest.mark.proof
 def test_a_static_argument_belongs_to_the_function(results):
     expected = list(map(score, examples()))
     found = results("train.py:exampled", RAGGED, f"{BOTH}, flag=static(False)")["result"]
@@ -178,6 +180,7 @@ def test_a_program_file_takes_batched_arguments_too(cli, files):
     assert json.loads(direct.out)["outputs"] == json.loads(after.out)["outputs"]
 
 
+@pytest.mark.proof
 def test_types_before_the_passes_are_kept(cli, files):
     given = "{'w': f32[4,4], 'b': f32[4]}, f32[n,4]"
     for target in "train.py:loss", "train.py:exampled", "train.py:bare":

@@ -88,6 +88,7 @@ def test_version_option_prints_the_version(capsys):
     assert help_of(capsys, "--version") == f"jaxprtool {jaxprtool.__version__}\n"
 
 
+@pytest.mark.proof
 def test_old_names_of_options_work_with_a_hint(cli, folder):
     found = cli("memory", "functions.py:wasteful", "--plot", "m.svg")
     assert found.code == 0 and (folder / "m.svg").exists()

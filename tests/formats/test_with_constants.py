@@ -100,6 +100,7 @@ while code != 0:
 """
 
 
+@pytest.mark.proof
 def test_a_writer_killed_at_any_step_leaves_one_program_whole(texts):
     path, (*command, script) = texts
     subprocess.run([*command, script + KILLED], check=True)
@@ -123,6 +124,7 @@ while True:
 """
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("reads", [5, pytest.param(70, marks=pytest.mark.sweep)])
 def test_readers_during_two_writes_get_one_of_the_programs(texts, reads):
     path, (*command, script) = texts

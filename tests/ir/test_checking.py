@@ -127,6 +127,7 @@ def prove(number, case):
         return Counter({"faults": agree(before, range(number, number + 3))})
 
 
+@pytest.mark.proof
 def test_faults_in_some_of_jaxs_programs_are_found():
     cases = enumerate(harness_programs(100))
     assert sum((prove(*numbered) for numbered in cases), Counter())["faults"] > 40

@@ -107,6 +107,7 @@ def check(fun, x, tmp_path):
         close(jax.grad(total(again))(x), slope)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_operations_equal_jaxs_under_every_transformation_and_in_every_format(name, tmp_path):
     check(*FUNCTIONS[name], tmp_path)
@@ -211,6 +212,7 @@ def optimized_slope(x):
     return jax.grad(total(lambda x: optimized(2 * x)))(x)
 
 
+@pytest.mark.proof
 def test_an_optimized_forward_rule_is_in_files_and_python(tmp_path):
     program = trace(optimized_slope, X).replace(name="fun")
     read, python = in_file(program, tmp_path), as_python(program)

@@ -17,7 +17,7 @@ from jaxprtool.formats.jaxpr.write import OpaqueEquations, rendered
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.kernel_calls import KernelCall, kernel_call
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 X = jnp.ones((16, 256))
 
@@ -199,7 +199,7 @@ def test_a_derivative_that_jax_does_not_have_names_the_kernel(transform):
     assert "custom_vjp" in error.value.hint
 
 
-@pytest.mark.parametrize("axes", first_and_proofs([((0, None),), ((0, 0),), ((None, 0),)]))
+@pytest.mark.parametrize("axes", shared_proofs([((0, None),), ((0, 0),), ((None, 0),)]))
 def test_a_batched_kernel_with_prefetched_scalars_is_that_of_vmap(axes):
     def function(order, x):
         spec = pltpu.PrefetchScalarGridSpec(

@@ -66,6 +66,7 @@ def test_traced_lengths_are_not_checked(program):
     np.testing.assert_allclose(found, expected([1, 2, 3]), atol=1e-5)
 
 
+@pytest.mark.proof
 def test_batched_lengths_are_checked_individually(program):
     lanes = program.apply("batch(axis_size=2)")
     both = np.stack([ROWS, ROWS])

@@ -39,6 +39,7 @@ def test_arguments_and_additional_results_are_the_contents_of_refs():
         np.testing.assert_array_equal(after, ref[...])
 
 
+@pytest.mark.proof
 def test_refs_in_trees_loops_branches_and_of_keys():
     def function(state, key, x):
         def body(carry, row):

@@ -182,6 +182,7 @@ def test_no_equation_of_a_sample_is_lost_or_moved(file):
         check(sample.program())
 
 
+@pytest.mark.proof
 def test_no_equation_of_a_random_program_is_lost_or_moved():
     def prove(number, case):
         with case.setting():

@@ -147,6 +147,7 @@ def test_an_unhashable_value_has_no_key():
         value_key(np.array([object()]))
 
 
+@pytest.mark.proof
 def test_a_structure_is_freed_with_its_jaxprs():
     from jaxprtool.ir import equivalence
 

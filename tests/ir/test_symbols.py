@@ -27,6 +27,7 @@ def program():
     return traced(rows, "f32[n], f32[2*m]")
 
 
+@pytest.mark.proof
 def test_a_program_is_called_with_arrays_of_any_size(program):
     for n, m in ((1, 1), (3, 2), (4, 8)):
         x, y = jnp.arange(n) + 1.0, jnp.arange(2 * m) + 1.0

@@ -174,6 +174,7 @@ def test_random_bits_in_marked_bodies_are_compiled_once_and_are_the_same(mark, t
     np.testing.assert_array_equal(compiled(X, key), transform(dropped)(X, key))
 
 
+@pytest.mark.proof
 def test_random_bits_elsewhere_are_drawn_as_by_jax() -> None:
     def fun(x, key):
         return x * jax.random.bernoulli(key, 0.5, x.shape), dropped(x, key)

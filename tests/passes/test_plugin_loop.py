@@ -110,6 +110,7 @@ def test_all_optimizations_together_compute_the_same():
     assert "tanh" not in primitives(left.body)
 
 
+@pytest.mark.proof
 def test_batching_and_gradients_follow_the_rules_of_the_primitive():
     xs = jnp.stack([x, 2 * x])
     batched = program.apply("batch(in_axes=(0, None, None), axis_size=2)")

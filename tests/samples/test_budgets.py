@@ -36,6 +36,7 @@ def test_a_sample_stays_within_its_budgets(target):
     assert_no(program(target), "f64")
 
 
+@pytest.mark.proof
 def test_the_corrected_step_sends_less_than_the_wrong_one():
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     with jax.set_mesh(mesh):

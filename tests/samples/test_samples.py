@@ -145,6 +145,7 @@ def test_a_transformer_is_causal_and_learns():
 # --- solvers --------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_solvers_converge_and_their_gradients_agree_with_finite_differences():
     solver = sample("solver")
     rng = np.random.default_rng(0)
@@ -163,6 +164,7 @@ def test_solvers_converge_and_their_gradients_agree_with_finite_differences():
         np.testing.assert_allclose(found, np.linalg.svd(matrix)[1][0], rtol=1e-3)
 
 
+@pytest.mark.proof
 def test_the_gradient_through_the_linear_solver_agrees_with_finite_differences():
     solver = sample("solver")
     rng = np.random.default_rng(1)
@@ -187,6 +189,7 @@ def test_an_orbit_is_an_ellipse():
 # --- branches, rules, keys, shards ----------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_branches_take_the_expected_side():
     branches = sample("branches")
     np.testing.assert_allclose(branches.huber(0.5), 0.125)
@@ -197,6 +200,7 @@ def test_branches_take_the_expected_side():
     assert "cond" not in primitives(entry("branches:huber_batch").trace().jaxpr)
 
 
+@pytest.mark.proof
 def test_custom_rules_are_correct_where_the_plain_derivative_is_not():
     custom = sample("custom_gradients")
     assert float(jax.grad(custom.log1pexp)(1e4)) == 1.0

@@ -202,6 +202,7 @@ def test_bucketed_functions_can_be_differentiated_and_mapped():
     close(jax.jvp(fun, (PARAMS, x), tangents), jax.jvp(loss, (PARAMS, x), tangents))
 
 
+@pytest.mark.proof
 def test_a_training_step_is_compiled_once_for_each_bucket():
     def step(params, x: "f32[n,3]"):  # noqa: F821, UP037
         return jax.tree.map(lambda p, g: p - 0.1 * g, params, jax.grad(loss)(params, x))

@@ -188,6 +188,7 @@ def test_a_batch_may_have_no_examples(fun):
         assert result.shape[0] == 0
 
 
+@pytest.mark.proof
 def test_unused_rows_affect_no_result_and_no_gradient():
     lengths, rows = np.array([3, 0, 2], np.int32), ragged([5]).values
     over = np.full((3, 4), np.nan, np.float32)
@@ -209,6 +210,7 @@ def test_unused_rows_affect_no_result_and_no_gradient():
     assert not np.asarray(mine[0][5:]).any()
 
 
+@pytest.mark.proof
 def test_other_arguments_are_mapped_or_shared_as_in_vmap():
     batch = ragged([2, 0, 3])
     scales, offsets = jnp.arange(3.0) + 1, jnp.arange(12.0).reshape(4, 3)
@@ -246,6 +248,7 @@ def test_rows_of_other_lengths_are_returned_with_these():
     assert_alike(doubled, [jnp.concatenate([x, x]) for x in batch])
 
 
+@pytest.mark.proof
 def test_under_other_transformations():
     batch, directions = ragged([2, 1]), ragged([2, 1], seed=5)
 

@@ -124,6 +124,7 @@ def test_sizes_may_be_symbolic():
     assert found.high == np.inf
 
 
+@pytest.mark.proof
 @settings(max_examples=25, deadline=None)
 @given(st.integers(0, 10**6))
 def test_bounds_hold(seed):

@@ -45,6 +45,7 @@ def silent(doing):
     pass
 
 
+@pytest.mark.proof
 def test_the_interval_of_a_median_is_that_of_the_sign_test():
     # Of 20 values, the 6th and the 15th enclose the median with 95.9 %: 1 - 2 P(B(20, 1/2) < 6).
     found = median_interval(list(range(1, 21)))
@@ -52,6 +53,7 @@ def test_the_interval_of_a_median_is_that_of_the_sign_test():
     assert median_interval([3.0] * LEAST) == Interval(3, 3, 3)
 
 
+@pytest.mark.proof
 def test_intervals_contain_the_true_ratio_as_often_as_they_should():
     random = np.random.default_rng(0)
     truth, hits = 1.0, {"alone": 0, "paired": 0, "unpaired": 0}

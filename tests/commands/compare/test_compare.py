@@ -79,6 +79,7 @@ def loss(x, key):
     return {"loss": picked.sum(), "key": jax.random.split(key), "index": picked.argmax()}
 
 
+@pytest.mark.proof
 def test_all_variants_are_built_and_the_first_is_the_reference():
     program = jaxprtool.trace(loss, jnp.ones(3), jax.random.key(0))
     found = jaxprtool.compare(

@@ -162,6 +162,7 @@ def test_a_literal_is_not_paired_with_an_array():
     assert found.found and "gt" in {each.split()[0] for each in found.added}
 
 
+@pytest.mark.proof
 def test_a_nested_loop_has_two_iterations():
     def f(factor):
         def inner(x, j):

@@ -118,6 +118,7 @@ def test_calls_that_xla_fuses_need_no_estimate_of_errors(seeds):
     assert not seeds
 
 
+@pytest.mark.proof
 def test_errors_are_estimated_once_for_several_rewrites(seeds):
     numbers = np.random.default_rng(0).standard_normal(999).astype(np.float32)
     x = jnp.concatenate([numbers, -numbers])  # the sum is one of rounding errors
@@ -130,6 +131,7 @@ def test_errors_are_estimated_once_for_several_rewrites(seeds):
     assert seeds.count(1) == 2  # by the dtypes of the program, and in double precision
 
 
+@pytest.mark.proof
 def test_infinite_masks_have_no_rounding_errors():
     scores = jnp.asarray(np.random.default_rng(0).standard_normal((9, 99)), jnp.float32)
 

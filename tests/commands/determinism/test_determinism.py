@@ -93,6 +93,7 @@ def test_a_counting_callback_is_the_first_equation_that_differs():
     assert [risk.primitive for risk in found.risks] == ["pure_callback"]
 
 
+@pytest.mark.proof
 def test_signs_of_zeros_are_compared_but_the_bits_of_nans_are_not():
     assert not repeated(from_python([0.0, -0.0]), X).equal
     nans = np.array([0x7FC00000, 0x7FC00001], np.uint32).view(np.float32)

@@ -425,6 +425,7 @@ def test_measured_times_are_shown_by_hunk_with_the_largest_change_first(cli, tim
     assert first.index("sorts.py:10") < first.index("sorts.py:9") and "sort" in first
 
 
+@pytest.mark.proof
 def test_measured_times_in_json_add_up(cli, timed):
     told = json.loads(cli(*timed, "--json").out)
     times = told["measured"]

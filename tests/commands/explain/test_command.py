@@ -27,6 +27,7 @@ def test_rules_are_folded_by_family_on_a_terminal(terminal):
     assert len(folded.splitlines()) < 80 < len(full.splitlines())
 
 
+@pytest.mark.proof
 def test_no_word_is_broken_and_lines_fit(cli):
     for name in [*own_passes(), "-O3", "dot_general"]:
         shown = cli("explain", name).out

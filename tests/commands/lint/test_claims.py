@@ -77,6 +77,7 @@ def test_the_suggested_passes_remove_an_unrolled_loop(tmp_path):
     assert codes == {"": 1, "roll": 0, "outline": 0}
 
 
+@pytest.mark.proof
 def test_a_gradient_reported_as_zero_is_zero(tmp_path):
     x = np.linspace(-1, 1, 8 * 64, dtype=np.float32).reshape(8, 64)
     params = {name: jnp.linspace(0.1, 1.0, 64) for name in ("scale", "w")}

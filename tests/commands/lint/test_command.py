@@ -159,6 +159,7 @@ def recorded(folder, place, monkeypatch):
     return "run"
 
 
+@pytest.mark.proof
 def test_a_line_is_reported_once_in_all_programs_of_a_run_where_it_costs_most(run, recorded):
     found = run(f"{recorded}/", code=1).out.splitlines()
     assert [line for line in found if not line.startswith(" ")] == [

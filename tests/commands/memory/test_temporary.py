@@ -84,6 +84,7 @@ def test_a_loop_needs_the_memory_of_its_body_and_a_branch_that_of_its_largest():
     assert estimated(lambda i, x: jax.lax.switch(i, branches, x), 0, X) == SIZE + index
 
 
+@pytest.mark.proof
 def test_a_gradient_as_traced_and_outlined_agrees_with_xla():
     program = jaxprtool.trace(jax.value_and_grad(model), PARAMS, jnp.ones((512, 64)))
     outlined = program.apply("outline")

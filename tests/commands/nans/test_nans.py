@@ -408,6 +408,7 @@ def test_a_loop_of_few_iterations_is_not_compiled(monkeypatch):
     assert (found.primitive, found.iteration, found.reaches) == ("sqrt", (2,), ("result",))
 
 
+@pytest.mark.proof
 def test_values_dropped_in_each_iteration_stop_a_compiled_loop_once(by_hand):
     def both(c, x):
         bad = jnp.log(x * c)
@@ -545,6 +546,7 @@ def test_a_fault_in_a_shard_map_is_found_on_its_device():
     assert found.operands[0].low == 0.0 and found.reaches == ("result",)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("check_vma", [False, True])
 def test_a_collective_passes_on_the_nan_of_another_device(check_vma):
     mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Auto,))

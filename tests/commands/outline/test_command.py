@@ -300,6 +300,7 @@ def test_a_profile_of_compilation_has_stages_passes_and_bodies(cli):
     assert re.search(r'-p ".*" compiles \d+\.\d times faster, as measured', result.out)
 
 
+@pytest.mark.proof
 def test_a_profile_of_compilation_as_json(cli):
     result = cli("outline", RECURRENCE, "--compile-profile", "--json")
     document = json.loads(result.out)

@@ -70,6 +70,7 @@ def test_a_function_of_small_values_is_narrowed_completely():
     assert found.after.narrow_flops > 0.9 * found.after.flops
 
 
+@pytest.mark.proof
 def test_lines_that_overflow_are_kept():
     program = jaxprtool.trace(overflows, X, W)
     found = jaxprtool.precision(program, dtype="float16")

@@ -18,7 +18,7 @@ from jaxprtool.commands.profile.table import time_icicle
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.running.backends import compiled_afresh
 from jaxprtool.render.page import SourceLink
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 
 def sorts(x):
@@ -71,9 +71,7 @@ def line_in(function, mark="# planted"):
     return f"tests/commands/profile/test_profile.py:{first + at}"
 
 
-@pytest.mark.parametrize(
-    "function", first_and_proofs(PLANTED), ids=lambda function: function.__name__
-)
+@pytest.mark.parametrize("function", shared_proofs(PLANTED), ids=lambda function: function.__name__)
 def test_the_most_expensive_line_is_the_planted_one(function):
     args = PLANTED[function]()
     with jax.enable_x64(function is upcasts):
@@ -99,6 +97,7 @@ def gradient(gradient_program):
     return jaxprtool.profile(gradient_program, (matrix(200, 200), matrix(300, 200)))
 
 
+@pytest.mark.proof
 def test_lines_and_the_remainder_add_up_to_the_wall_time(gradient):
     lines = sum(each.seconds for each in gradient.lines)
     assert lines == pytest.approx(gradient.explained * gradient.wall_seconds)
@@ -129,6 +128,7 @@ def rated(profile, program, flops_per_second):
     return with_cost(profile, jaxprtool.cost(program), peaks)
 
 
+@pytest.mark.proof
 def test_no_rate_above_the_peak_is_shown():
     def product(x):
         return x @ x

@@ -67,6 +67,7 @@ class Page:
         return self.driver.execute_script(code)
 
 
+@pytest.mark.proof
 def test_a_row_opens_with_its_compilations_and_their_listings(opened):
     shown = opened("training")
     shown.all(".open")[0].click()

@@ -16,7 +16,7 @@ from jaxprtool.commands.residuals.residuals import total_bytes
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.documents import bytes_of
 from jaxprtool.loading.argspec import read_args
-from tests.share import first_and_proofs
+from tests.share import first_and_proofs, shared_proofs
 
 RANDOM = np.random.default_rng(0)
 W = {
@@ -49,7 +49,7 @@ def scanned(w, x):
     return jax.lax.scan(layer, x, length=4)[0].sum()
 
 
-@pytest.mark.parametrize("fun", first_and_proofs([plain, with_names, scanned]))
+@pytest.mark.parametrize("fun", shared_proofs([plain, with_names, scanned]))
 def test_a_proposal_fits_and_more_bytes_never_need_more_flops(fun):
     program = trace(fun, W, X)
     found = residuals(program)

@@ -49,6 +49,7 @@ def test_the_ranking_is_that_of_xla_and_passes_make_the_program():
     assert residuals(program.apply(body.passes)).total_bytes == body.total_bytes
 
 
+@pytest.mark.proof
 def test_policies_that_answer_alike_are_measured_once(monkeypatch):
     def mixed(w, x):  # one product has a batch dimension
         return jnp.sin(jnp.tanh(x @ w).reshape(2, 4, 4) @ jnp.tanh(x[:2, :, None] * w)).sum()

@@ -91,6 +91,7 @@ def test_the_cost_of_values_on_an_unsaved_chain_counts_the_chain_once():
     assert prices == [8, 8 + 16, 8 + 32]
 
 
+@pytest.mark.proof
 def test_the_calls_for_the_residuals_of_a_loop_grow_with_its_body():
     def calls(rounds):
         def body(x, _):

@@ -15,7 +15,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.passes.transforms.scoped_checkpoint import constrain_values
 from tests.commands.shardings.test_collectives import shardings, totals
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, trained, under_jit
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 
 def proposed(made: Sharded):
@@ -24,7 +24,7 @@ def proposed(made: Sharded):
         return jaxprtool.shardings(program, program.in_avals, propose=True)
 
 
-@pytest.mark.parametrize("name", first_and_proofs(["missing_constraint", "gathered_in_loop"]))
+@pytest.mark.parametrize("name", shared_proofs(["missing_constraint", "gathered_in_loop"]))
 def test_a_wrong_constraint_is_changed(name):
     found = proposed(MISTAKES[name]())
     best = found.constraints[0]
@@ -79,6 +79,7 @@ def test_nothing_is_proposed_if_nothing_helps():
     assert proposed(SHARDED["tensor"]()).constraints == ()
 
 
+@pytest.mark.proof
 def test_a_value_on_one_device_has_constraints_too():
     mesh = mesh_of(data=8)
 

@@ -16,7 +16,7 @@ import jaxprtool
 from tests.commands.shardings.test_collectives import shardings, totals
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
 from tests.programs.sharded_features import FEATURES
-from tests.share import first_and_proofs
+from tests.share import first_and_proofs, shared_proofs
 
 PROGRAMS = {**FEATURES, **SHARDED, **MISTAKES}
 
@@ -26,7 +26,7 @@ def found():
     return {name: shardings(make()) for name, make in FEATURES.items()}
 
 
-@pytest.mark.parametrize("name", first_and_proofs(FEATURES))
+@pytest.mark.parametrize("name", shared_proofs(FEATURES))
 def test_bytes_agree_with_an_independent_parser(found, name):
     listed, by_kind = totals(found[name], FEATURES[name]())
     assert listed == by_kind

@@ -538,6 +538,7 @@ def test_branches_on_devices_vary_over_the_axes_of_their_values():
     assert times == {"exp": 1, "cos": 1, "sin": 2}
 
 
+@pytest.mark.proof
 def test_each_of_many_nested_branches_is_traced_once():
     def nested(x, levels):
         if levels == 0:

@@ -46,6 +46,7 @@ def test_marks_are_a_decorator_and_no_with_statement() -> None:
     assert not any(isinstance(node, ast.With) for node in ast.walk(layer))
 
 
+@pytest.mark.proof
 def test_the_module_computes_the_same_as_is_and_under_transformations() -> None:
     program = layers(3)
     model = defined(to_python(program))

@@ -197,6 +197,7 @@ def test_long_text_is_refused_before_it_is_parsed():
 alphabet = st.sampled_from([*"()[]{}'\"\\\n,.:=*-+#ab1fj ", "'''", "lambda ", " for "])
 
 
+@pytest.mark.proof
 @given(st.lists(alphabet, max_size=40).map("".join) | st.text(max_size=40))
 def test_any_text_raises_only_our_errors(text):
     try:

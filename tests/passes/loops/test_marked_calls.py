@@ -99,6 +99,7 @@ def test_a_batched_program_has_the_same_calls() -> None:
     )
 
 
+@pytest.mark.proof
 def test_a_differentiated_program_has_calls_of_both_halves() -> None:
     after = FORWARD.apply("grad")
     assert sum(copies(after)) == 2 * sum(copies(FORWARD))

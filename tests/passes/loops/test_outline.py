@@ -57,6 +57,7 @@ def test_a_scope_of_a_few_equations_does_not_name_a_body():
     assert calls(outlined) == ["layer"] * 5
 
 
+@pytest.mark.proof
 def test_forward_and_backward_layers_have_bodies_of_their_own():
     program = jaxprtool.trace(jax.value_and_grad(stack), LAYERS, X)
     outlined = program.apply("outline")
@@ -149,6 +150,7 @@ def test_units_have_no_source_frames():
         assert ".py" not in re.search(rf"^{location} = (.*)$", text, re.MULTILINE)[1]
 
 
+@pytest.mark.proof
 def test_transformations_of_an_outlined_function_are_outlined_again():
     """JAX's transformations mark all equations within a call like it, even a loop."""
 

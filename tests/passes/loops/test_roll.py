@@ -65,6 +65,7 @@ def loss(params, h):
 # --- chains ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_layers_become_one_scan_over_their_stacked_weights():
     after = roll(network, weights(6), x, gradients=True)
     assert scans(after) == [(6, "forward")]
@@ -80,6 +81,7 @@ def test_the_backward_half_of_a_gradient_scans_the_stacks_of_the_forward_half_in
     assert counts(after)["unstack"] == 2  # the gradients
 
 
+@pytest.mark.proof
 def test_gradients_of_the_rolled_program_equal_those_of_the_original():
     params = weights(5)
     rolled = jaxprtool.trace(loss, params, x).apply("roll")
@@ -99,6 +101,7 @@ def test_calls_of_the_users_own_functions_become_scans_too():
     assert scans(roll(run, x)) == [(4, "forward")]
 
 
+@pytest.mark.proof
 def test_two_chains_become_two_scans_even_with_the_same_body():
     def run(wide, narrow, a, b):
         for (w, c), (v, d) in zip(wide, wide[::-1], strict=True):
@@ -162,6 +165,7 @@ def test_a_chain_is_split_at_equations_that_cannot_move():
     assert scans(roll(run, weights(9), x)) == [(4, "forward"), (5, "forward")]
 
 
+@pytest.mark.proof
 def test_layers_of_other_shapes_stay_outside():
     params = [*weights(1, (4, 6)), *weights(5, (6, 6)), *weights(1, (6, 3))]
 
@@ -244,6 +248,7 @@ def test_a_carried_result_of_the_last_iteration_needs_no_stack():
     assert len(scan.outvars) == 1
 
 
+@pytest.mark.proof
 def test_keys_of_layers_are_stacked_as_keys():
     def run(key, params, h):
         for i, (w, b) in enumerate(params):

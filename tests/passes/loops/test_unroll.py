@@ -78,6 +78,7 @@ def test_scans_inside_scans_branches_and_loops_are_unrolled_too():
     assert found.count("sin") == 3 * 2 + 3 + 2 + 2
 
 
+@pytest.mark.proof
 def test_keys_and_narrow_types_are_sliced_and_stacked_like_others():
     keys = jax.random.split(jax.random.key(0), 3)
     small = jnp.arange(3, dtype=jnp.int4)

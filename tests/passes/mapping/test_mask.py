@@ -255,6 +255,7 @@ def test_masks_are_inserted_only_where_needed():
     assert selects(_rnn) == 2  # the carry, and the operand of the product
 
 
+@pytest.mark.proof
 def test_batched_programs_take_a_size_for_each_batch_element():
     program = masked(_attention)
     xs = jnp.stack([padded(arguments(n)[0], jnp.nan) for n in (1, 4, 5)])
@@ -264,6 +265,7 @@ def test_batched_programs_take_a_size_for_each_batch_element():
         close(lane, _attention(arguments(n)[0], w), n)
 
 
+@pytest.mark.proof
 def test_gradients_of_batched_iterations_are_summed_over_the_batch():
     program, w = masked(_rnn), arguments(1)[1]
     lengths = (1, 4, 5)

@@ -97,6 +97,7 @@ def test_in_a_gradient_only_a_pattern_with_the_shared_values_is_found(rewrites):
     assert len(matches) == 1 and "transformer.py:" in matches[0].source
 
 
+@pytest.mark.proof
 def test_under_checkpoint_the_forward_part_of_a_gradient_shares_no_values(rewrites):
     def loss(x, mask):
         return jax.checkpoint(naive)(x, x, x, mask).sum()

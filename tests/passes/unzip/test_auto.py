@@ -222,6 +222,7 @@ def test_a_key_that_is_a_result_is_an_additional_variable():
     check_auto(fun, KEY, X, expected=expected)
 
 
+@pytest.mark.proof
 def test_a_key_for_input_dependent_draws_is_a_variable_and_weights_are_drawn_early():
     def fun(key, x):
         first, second = jax.random.split(key)

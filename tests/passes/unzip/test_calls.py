@@ -472,6 +472,7 @@ def test_unzip_of_a_gradient_through_remat_which_recomputes_its_variables():
     assert_trees_close(apply(variables, X), expected)
 
 
+@pytest.mark.proof
 def test_unzip_of_a_vmapped_function_has_mapped_variables():
     def f(keys, x):
         return jax.vmap(layer)(keys, x)
@@ -481,6 +482,7 @@ def test_unzip_of_a_vmapped_function_has_mapped_variables():
     assert init(keys)["w"].shape == (4, 3, 3)
 
 
+@pytest.mark.proof
 def test_vmap_of_init_and_grad_of_apply_under_jit():
     def f(key, x):
         x = nest(jax.jit(layer), scope="a")(key, x)

@@ -548,6 +548,7 @@ def test_both_halves_can_be_used_inside_a_function_that_is_unzipped():
 # --- transformations of the two programs ----------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_init_is_vmapped_and_apply_differentiated_under_jit():
     x = jnp.arange(3.0)[None]
     init, apply = unzip(dense)(KEY, x)

@@ -144,6 +144,7 @@ def test_a_value_that_is_late_because_of_the_carry_is_not_a_variable():
     assert primitives(apply)["sow"] == 1
 
 
+@pytest.mark.proof
 def test_a_variable_may_start_from_that_of_the_previous_iteration():
     def f(key, x):
         def body(carry, _):
@@ -235,6 +236,7 @@ def test_gradients_of_a_scanned_stack_are_those_of_the_function():
     np.testing.assert_allclose(found["w"], expected, rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_init_is_vmapped_over_keys_with_loops_in_it():
     def f(key, x):
         return lax.scan(lambda x, key: (layer(key, x), None), x, jax.random.split(key, 3))[0]
@@ -414,6 +416,7 @@ def test_a_late_value_sown_in_an_endless_loop_is_ignored():
 # --- cond and switch ----------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_variables_of_both_branches_are_returned_and_the_selected_ones_used():
     def f(key, x, flag):
         return lax.cond(

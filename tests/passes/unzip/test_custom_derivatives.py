@@ -72,6 +72,7 @@ def test_a_custom_rule_applies_to_the_inputs_and_the_body_to_the_variables(kind)
     assert_trees_close(by_variables, {"w": jnp.sin(y)})
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", CUSTOM)
 def test_a_custom_rule_is_kept_under_jit_vmap_and_in_a_scan(kind):
     def body(key, x):

@@ -164,6 +164,7 @@ def test_every_weight_of_a_deep_model_is_found():
     assert graph_of(costs, edges).minimum_cut() == weights
 
 
+@pytest.mark.proof
 def test_a_large_grid_is_cut():
     width, height, rng = 40, 40, random.Random(0)
     costs = [rng.randint(1, 99) for _ in range(width * height)]

@@ -236,6 +236,7 @@ def test_printed_text_is_printed_once(capfd):
     assert sorted(capfd.readouterr().out.split()) == ["()", "()", "early", "late"]
 
 
+@pytest.mark.proof
 def test_effects_in_a_loop_of_static_length():
     def f(key, x):
         def body(i, x):
@@ -303,6 +304,7 @@ def test_a_ref_of_the_key_with_late_writes_is_refused():
         unzip(f)(KEY, X)
 
 
+@pytest.mark.proof
 def test_a_loop_of_static_length_that_writes_to_a_ref():
     def f(key, x):
         total = jax.new_ref(jnp.zeros(3))

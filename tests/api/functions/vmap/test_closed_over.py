@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxprtool import vmap
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 LANES = jnp.array([1.0, 2.0])
 
@@ -101,7 +101,7 @@ FUNCTIONS = [
 ]
 
 
-@pytest.mark.parametrize("made", first_and_proofs(FUNCTIONS), ids=lambda f: f.__name__)
+@pytest.mark.parametrize("made", shared_proofs(FUNCTIONS), ids=lambda f: f.__name__)
 def test_rules_may_close_over_batched_values(made):
     def total(mapping, x):
         return mapping(lambda y: made(y)(x * 1.5) * y)(LANES).sum()

@@ -179,6 +179,7 @@ def check_types(pairs):
         return sum(keeps_every_bit(name, jnp.dtype(dtype)) for name, dtype in pairs)
 
 
+@pytest.mark.proof
 def test_an_exact_rule_keeps_every_bit_of_some_types():
     pairs = list(product(EXACT, DTYPE_NAMES))
     assert check_types(random.Random(HALF).sample(pairs, 12)) > 2

@@ -33,6 +33,7 @@ def expected(out_axes, in_axes=(0, None)):
     return jax.jit(jax.vmap(fun, in_axes, out_axes, axis_name="i"))(xs, Y)
 
 
+@pytest.mark.proof
 def test_results_have_their_natural_axes_by_default():
     for axis in (0, 1, 2):
         mapped, outs = jaxprtool.batch_jaxpr(jaxpr(), SIZE, (axis, None), axis_name="i")

@@ -145,6 +145,7 @@ def test_pass_through_operands_are_broadcast_once_for_all_results():
     assert count(outcome.program, "broadcast_in_dim") == 3  # both, and the flag
 
 
+@pytest.mark.proof
 def test_random_keys_and_empty_branches():
     def drawn(p, x):
         key = jax.random.key(0)

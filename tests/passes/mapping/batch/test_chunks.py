@@ -96,6 +96,7 @@ def test_batch_dimensions_are_at_the_given_axes(chunk, in_axis, out_axis):
     assert_maps(result, fun, (xs,), in_axis, out_axis)
 
 
+@pytest.mark.proof
 def test_values_of_all_kinds_are_sliced_and_concatenated():
     keys = jax.random.split(jax.random.key(0), 10)
     args = (keys, np.arange(10, dtype=np.int8), XS > 0, jnp.arange(10.0).astype(jnp.bfloat16))

@@ -79,6 +79,7 @@ def test_unmapped_and_mapped_derivatives_of_second_order():
     prove(lambda x, w: jax.jvp(lambda x: forwards(x, w), (x,), (x,)), X, X, in_axes=(None, 0))
 
 
+@pytest.mark.proof
 def test_jaxprtools_vmap_under_and_over_gradients():
     def summed(v, function, y):
         return v(function, (0, None))(W, y).sum()
@@ -146,6 +147,7 @@ def test_static_arguments_and_closed_over_values():
         prove(closing, X, X, in_axes=in_axes, derivatives=0)
 
 
+@pytest.mark.proof
 def test_custom_calls_inside_all_other_primitives():
     def everywhere(x, w):
         def both(c):
@@ -288,6 +290,7 @@ def test_a_batched_program_is_emitted_as_python(mapped):
         np.testing.assert_allclose(got, value, rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_dce_and_a_second_batching_keep_the_rules(mapped):
     twice = Batch((None, 0), 0, 2)(Dce()(mapped))
     xs, ws = array(3, 4), array(2, 4, 4)

@@ -129,6 +129,7 @@ def test_raw_keys_and_both_counter_layouts(partitionable, draw):
         every(DRAWS[draw], jax.random.PRNGKey(5), ways=[0, 1], derivatives=0)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg"])
 def test_keys_are_made_and_used_at_the_mapped_axis(impl):
     keys = jax.random.split(jax.random.key(0, impl=impl), 3)

@@ -795,6 +795,10 @@ def meshes_in(
     return list(search.found)
 
 
+#: The types of most parameters, which mention no mesh.
+_WITHOUT_MESH: frozenset[type] = frozenset({type(None), bool, int, float, str})
+
+
 class _MeshSearch(Substitution):
     """A substitution that changes nothing, and collects all meshes."""
 
@@ -803,6 +807,46 @@ class _MeshSearch(Substitution):
         self.found: dict[Mesh | AbstractMesh, None] = {}
         self._searches_rules = rules
         self._searched: set[Hashable] = set()
+        # The types and parameters that have been searched, by identity: most are shared.
+        self._known: dict[int, Any] = {}
+
+    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        # Every command searches its program: this visits all that `SubstitutedBody` does.
+        body = jaxcompat.open_jaxpr(jaxpr)
+        for var in (*body.invars, *body.constvars):
+            self.aval(var.aval)
+        for eqn in body.eqns:
+            if eqn.primitive.name in LIVE:
+                self.changes(eqn)
+            for atom in eqn.invars:
+                if type(atom) is Literal:
+                    self.aval(atom.aval)
+            if has_rule(eqn) or "transpose_thunk" in eqn.params:
+                self.params(eqn)
+            else:
+                for value in eqn.params.values():
+                    self.value(value)
+            self.context(eqn.ctx)
+            for var in eqn.outvars:
+                self.aval(var.aval)
+        for atom in body.outvars:
+            self.aval(atom.aval)
+        return jaxpr
+
+    def aval(self, aval: Aval) -> Aval:
+        if id(aval) not in self._known:
+            self._known[id(aval)] = aval
+            super().aval(aval)
+        return aval
+
+    def value(self, value: Any) -> Any:
+        cls = type(value)
+        if cls in _WITHOUT_MESH or (cls is tuple and jaxcompat.holds_integers(value)):
+            return value
+        if id(value) not in self._known:
+            self._known[id(value)] = value
+            super().value(value)
+        return value
 
     def leaf(self, value: Any) -> Any:
         if isinstance(value, Mesh | AbstractMesh):
@@ -819,7 +863,9 @@ class _MeshSearch(Substitution):
         return aval
 
     def context(self, context: Any) -> Any:
-        self.leaf(jaxcompat.context_settings(context)["cur_abstract_mesh"])
+        if id(context) not in self._known:
+            self._known[id(context)] = context
+            self.leaf(jaxcompat.context_settings(context)["cur_abstract_mesh"])
         return context
 
     def rewrites_rule(self, eqn: JaxprEqn) -> bool:

@@ -22,6 +22,7 @@ from jax import numpy as jnp
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.kernels import MOST_OPENED, KernelNode, Kernels, Opens, UnknownSize
 from jaxprtool.analysis.stats import count_equations
+from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.dataflow import BodySlice, live_part
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import size_in_bytes
@@ -30,7 +31,7 @@ from jaxprtool.ir.regions import Region, Regions
 from jaxprtool.ir.repetition import TemporaryMemory
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.traits import traits
-from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 
 # --- walk -----------------------------------------------------------------------------------------
 # Add up the memory that a body needs over time, in one walk over its schedule.
@@ -233,10 +234,11 @@ def _placed(
 
 
 def _room_for(buffer: LiveBuffer, rooms: Iterable[_Room]) -> _Room | None:
-    for room in rooms:
-        if room.result.size < buffer.size:
+    size, start, end = buffer.size, buffer.start, buffer.end
+    for room in rooms:  # written for speed: there may be hundreds, and most are not free
+        if room.result.size < size:
             return None
-        if room.takes(buffer):
+        if end <= room.result.start and start > room.free_from and room.takes(buffer):
             return room
     return None
 
@@ -766,9 +768,21 @@ def temporary_memory(program: Program, opened: bool = False) -> int | None:
     Returns:
         The bytes, or None if a size is symbolic or the program has too many equations.
     """
-    if count_equations(program) > MOST_OPENED:
+    jaxpr = top_jaxpr(program)
+    known = _temporary.of(jaxpr)
+    if opened not in known:  # `outline` asks several times for the programs that it compares
+        known[opened] = _temporary_memory(jaxpr, opened)
+    return known[opened]  # type: ignore[no-any-return]
+
+
+#: The temporary memory of a program by its jaxpr, and by `opened`.
+_temporary = JaxprCache()
+
+
+def _temporary_memory(jaxpr: Jaxpr, opened: bool) -> int | None:
+    if count_equations(jaxpr) > MOST_OPENED:
         return None
     try:
-        return BodyMemories(opened).memory(live_part(top_jaxpr(program))).peak
+        return BodyMemories(opened).memory(live_part(jaxpr)).peak
     except UnknownSize:
         return None

@@ -33,10 +33,11 @@ import numpy as np
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError
+from jaxprtool.ir.backends import JaxprCache
 from jaxprtool.ir.keys import atom_key
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.repetition import repetition
-from jaxprtool.jaxcompat import Atom, DropVar, JaxprEqn, Literal, Mark, Var
+from jaxprtool.jaxcompat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Mark, Var
 from jaxprtool.passes.cleanup.inline import Inline
 from jaxprtool.passes.framework import MemoryNote, Pass
 from jaxprtool.passes.loops.outline.choice import (
@@ -136,7 +137,7 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     Returns:
         The new program; the same object if nothing is saved.
     """
-    bodies = ProgramBodies(Inline()(program).jaxpr)
+    bodies = ProgramBodies(_inlined(program))
     if not any(_may_repeat(bodies, cost) for cost in costs):
         return program
     tokens, names = Tokens(), UsedNames(bodies.names)
@@ -147,6 +148,19 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     if not bodies.shared:
         return program
     return program.replace(jaxpr=bodies.build(mark))
+
+
+#: Programs with their calls inlined: the command `outline` outlines a program several times.
+_without_calls = JaxprCache()
+
+
+def _inlined(program: Program) -> ClosedJaxpr:
+    known = _without_calls.of(program.jaxpr)
+    if "inlined" not in known:
+        inlined = Inline()(program).jaxpr
+        known["inlined"] = None if inlined is program.jaxpr else inlined  # it would keep itself
+    result: ClosedJaxpr | None = known["inlined"]
+    return program.jaxpr if result is None else result
 
 
 def _may_repeat(bodies: ProgramBodies, costs: Costs) -> bool:

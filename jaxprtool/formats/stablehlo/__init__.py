@@ -1,6 +1,5 @@
 """Programs from StableHLO: text, bytecode, and the modules of `jax.export` artifacts."""
 
-from jaxprtool.formats.stablehlo import opaque as opaque
 from jaxprtool.formats.stablehlo import operations as operations
 from jaxprtool.formats.stablehlo import partitioning as partitioning
 from jaxprtool.formats.stablehlo import structure as structure

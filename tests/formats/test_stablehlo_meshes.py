@@ -126,6 +126,47 @@ def test_a_manual_computation_in_another_one(mesh):
     assert names(program).count("shard_map") == 2
 
 
+@pytest.fixture
+def older_partitioner():
+    jax.config.update("jax_use_shardy_partitioner", False)
+    yield
+    jax.config.update("jax_use_shardy_partitioner", True)
+
+
+@pytest.mark.usefixtures("older_partitioner")
+def test_modules_of_the_older_partitioner_get_a_mesh(mesh):
+    def fun(x):
+        x = jnp.sin(x) * lax.axis_index("b") + lax.psum(x, "a")
+        return lax.ppermute(x, "a", TURN), lax.psum(x, "b")
+
+    outs = P("b", "a"), P("a", None)
+    mapping = mapped(fun, mesh, P("b", "a"), outs)
+    text = text_of(lambda x: mapping(jnp.cos(x))[0] * 2, X)
+    assert "SPMDShardToFullShape" in text and "sdy." not in text
+    program = read_module_program(text.encode(), "m.mlir")
+    assert names(program)[:2] == ["cos", "shard_map"]
+    assert program.meshes[0].shape == {"axis0": 4, "axis1": 2}
+    placed = program.on_mesh(jax.make_mesh((4, 2), ("axis0", "axis1"), axis_types=mesh.axis_types))
+    wanted, result = jax.jit(lambda x: mapping(jnp.cos(x))[0] * 2)(X), jax.jit(placed)(X)
+    assert np.asarray(wanted).tobytes() == np.asarray(result).tobytes()
+
+
+@pytest.mark.usefixtures("older_partitioner")
+def test_shardings_of_the_older_partitioner_in_any_order():
+    cube = jax.make_mesh((2, 2, 2), ("a", "b", "c"), axis_types=(AxisType.Auto,) * 3)
+    fun = mapped(lambda x: jnp.sin(x) + lax.psum(x, "c"), cube, P(("c", "a")), P("a", "b"))
+    program = read_module_program(text_of(fun, X).encode(), "m.mlir")
+    assert program.meshes[0].shape == {"axis0": 2, "axis1": 2, "axis2": 2}
+    placed = program.on_mesh(
+        jax.make_mesh((2, 2, 2), program.meshes[0].axis_names, axis_types=cube.axis_types)
+    )
+    wanted, result = jax.jit(fun)(X), jax.jit(placed)(X)
+    assert np.asarray(wanted).tobytes() == np.asarray(result).tobytes()
+    partial = mapped(jnp.sin, cube, P("a"), P("a"), {"a"})
+    with pytest.raises(UnsupportedError, match="some axes are left to the partitioner"):
+        read_module_program(text_of(partial, X).encode(), "m.mlir")
+
+
 def test_a_broadcast_takes_the_first_device_of_each_group(mesh):
     text = text_of(mapped(lambda x: lax.psum(x, "a"), mesh), X)
     start, end = text.index('"stablehlo.all_reduce"'), text.index("}) :") + 2

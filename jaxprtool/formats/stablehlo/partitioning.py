@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations, permutations
+from itertools import combinations, pairwise, permutations
 from typing import Any
 
 import jax
@@ -28,6 +28,7 @@ from jaxprtool.formats.stablehlo.reader import (
     lazy,
     stablehlo_rules,
 )
+from jaxprtool.formats.stablehlo.structure import steps
 from jaxprtool.ir.rules import rule
 
 #: The bindings of the dialects, which have no types.
@@ -35,23 +36,6 @@ sdy: Any = sdy_dialect
 stablehlo: Any = stablehlo_dialect
 
 # --- shardings ------------------------------------------------------------------------------------
-
-
-@rule(stablehlo_rules, "@Sharding")
-def _(op: Operation, x: Any) -> Any:
-    """Return the operand: an annotation of the partitioner before Shardy, which has no mesh."""
-    op.attributes.clear()
-    return x
-
-
-@rule(
-    stablehlo_rules,
-    "@SPMDFullToShardShape",
-    "@SPMDShardToFullShape",
-    "@annotate_device_placement",
-)
-def _(op: Operation, *operands: Any) -> Any:
-    raise op.refused("it is for one of several devices or memories")
 
 
 @rule(stablehlo_rules, "sdy.sharding_constraint", "sdy.reshard")
@@ -138,6 +122,185 @@ def _manual_spec(op: Operation, sharding: Any, manual: frozenset[str]) -> Partit
     """Return the manual axes of a sharding; the partitioner chooses how the others are used."""
     dimensions = (_axes(op, dimension) for dimension in sharding.dimension_shardings)
     return PartitionSpec(*(tuple(name for name in names if name in manual) for names in dimensions))
+
+
+# --- manual computations of the older partitioner -------------------------------------------------
+# A module for the partitioner before Shardy has no meshes. Calls convert arrays to the parts of
+# each device, and back; between them JAX calls a function of the parts. Its mesh is the coarsest
+# whose axes divide the devices as the shardings of operands and results do.
+
+
+class _Part(Lazy):
+    """The part of an array that each device has.
+
+    Attributes:
+        whole: The array.
+        sharding: Its sharding, as text, if it is an operand; empty for a result.
+    """
+
+    def __init__(self, op: Operation, shape: Sequence[int], whole: Any, sharding: str = ""):
+        super().__init__(shape, self._refuse)
+        self._op, self.whole, self.sharding = op, whole, sharding
+
+    def _refuse(self) -> Any:
+        raise self._op.refused("the parts of devices are read other than by one function")
+
+
+@rule(stablehlo_rules, "@Sharding")
+@lazy
+def _(op: Operation, x: Any) -> Any:
+    """Return the operand: an annotation, which has no mesh."""
+    op.attributes.clear()
+    return x
+
+
+@rule(stablehlo_rules, "@SPMDFullToShardShape")
+def _(op: Operation, x: Any) -> Any:
+    if _sharding_text(op.op) != "{manual}":
+        raise op.refused("some axes are left to the partitioner")
+    source = op.op.operands[0].owner
+    text = _sharding_text(getattr(source, "operation", source))
+    op.attributes.clear()
+    return _Part(op, op.result_type.shape, x, text or "{replicated}")
+
+
+@rule(stablehlo_rules, "@SPMDShardToFullShape")
+@lazy
+def _(op: Operation, x: Any) -> Any:
+    op.attributes.clear()
+    return x.whole if isinstance(x, _Part) else _Part(op, x.shape, None).force()
+
+
+@rule(stablehlo_rules, "@annotate_device_placement")
+def _(op: Operation, *operands: Any) -> Any:
+    raise op.refused("it is for one of several memories")
+
+
+@also("func.call")
+def _(op: Operation, *operands: Any) -> Any:
+    """Return the results of a function of the parts of devices, as a `shard_map`."""
+    outs = [_text_of_whole(result) for result in op.op.results]
+    if not any(isinstance(x, _Part) for x in operands) or None in outs:
+        return None
+    name, kinds = op.take("callee"), op.result_types
+    parts = [x if isinstance(x, _Part) else _Part(op, (), x, "{replicated}") for x in operands]
+    shardings = [_OldSharding(op, text) for text in (*(x.sharding for x in parts), *outs)]
+    mesh, specs = _mesh_of(op, shardings)
+    wholes = jax.shard_map(
+        lambda *shards: tuple(op.reader.call(name, shards)),
+        mesh=mesh,
+        in_specs=tuple(specs[: len(parts)]),
+        out_specs=tuple(specs[len(parts) :]),
+        check_vma=False,
+    )(*(forced(x.whole) for x in parts))
+    return [_Part(op, kind.shape, x) for kind, x in zip(kinds, wholes, strict=True)]
+
+
+def _sharding_text(op: Any) -> str:
+    attributes = getattr(op, "attributes", {})
+    return attributes["mhlo.sharding"].value if "mhlo.sharding" in attributes else ""
+
+
+def _text_of_whole(part: Any) -> str | None:
+    """Return the sharding of the array whose parts a value is; None if it is read otherwise."""
+    users = [getattr(use.owner, "operation", use.owner) for use in part.uses]
+    if len(users) != 1 or users[0].name != "stablehlo.custom_call":
+        return None
+    match users[0].attributes["call_target_name"].value:
+        case "Sharding":
+            return _text_of_whole(users[0].results[0])
+        case "SPMDShardToFullShape":
+            return _sharding_text(users[0])
+    return None
+
+
+class _OldSharding:
+    """A sharding as text: `{devices=[1,2,4]<=[4,2]T(1,0) last_tile_dim_replicate}`.
+
+    Attributes:
+        tiles: The number of parts along each dimension, and of copies at last.
+        axes: The size and the stride of each axis of the devices, in the order of the tiles.
+        has_copies: Whether the last tile is of copies.
+    """
+
+    _FORM = re.compile(
+        r"\{devices=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?( last_tile_dim_replicate)?\}"
+    )
+
+    def __init__(self, op: Operation, text: str) -> None:
+        self.tiles: list[int] = []
+        self.axes: list[tuple[int, int]] = []
+        self.has_copies = False
+        if text == "{replicated}":
+            return
+        match = self._FORM.fullmatch(text)
+        if match is None:
+            raise op.refused(f"sharding {text}")
+        tiles, sizes, order = (
+            [int(number) for number in group.split(",")] if group else None
+            for group in match.groups()[:3]
+        )
+        assert tiles is not None and sizes is not None
+        strides = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+        places = order or range(len(sizes))
+        self.tiles, self.has_copies = tiles, match[4] is not None
+        self.axes = [(sizes[i], strides[i]) for i in places]
+
+    def dimensions(self) -> list[list[tuple[int, int]]] | None:
+        """Return the size and the stride of the axes of each tile; None if they do not fit."""
+        rest, tiles = [*self.axes], []
+        for tile in self.tiles:
+            parts = []
+            while tile > 1:
+                size, stride = rest.pop(0)
+                if tile % size and size % tile:
+                    return None
+                used = min(tile, size)
+                parts.append((used, stride * (size // used)))
+                if used < size:
+                    rest.insert(0, (size // used, stride))
+                tile //= used
+            tiles.append(parts)
+        return tiles[:-1] if self.has_copies else tiles
+
+
+def _mesh_of(
+    op: Operation, shardings: Sequence[_OldSharding]
+) -> tuple[AbstractMesh, list[PartitionSpec]]:
+    """Return a mesh for some shardings, and each of them on it."""
+    attributes = op.reader.module.operation.attributes
+    count = attributes["mhlo.num_partitions"].value if "mhlo.num_partitions" in attributes else 1
+    dimensions = [sharding.dimensions() for sharding in shardings]
+    cuts = {1, count}
+    for tiles in dimensions:
+        for size, stride in (part for tile in tiles or () for part in tile):
+            cuts |= {stride, stride * size}
+    strides = sorted(cuts, reverse=True)
+    pairs = [*pairwise(strides)]
+    if None in dimensions or any(large % small for large, small in pairs):
+        raise op.refused("its shardings divide the devices in ways that no mesh does")
+    names = {small: f"axis{i}" for i, (_, small) in enumerate(pairs)}
+    sizes = tuple(large // small for large, small in pairs)
+    mesh = AbstractMesh(sizes, tuple(names.values()), axis_types=(AxisType.Auto,) * len(sizes))
+    specs = [
+        PartitionSpec(
+            *(
+                tuple(
+                    names[small]
+                    for size, stride in tile
+                    for large, small in pairs
+                    if stride <= small and large <= stride * size
+                )
+                for tile in tiles
+            )
+        )
+        for tiles in dimensions
+        if tiles is not None
+    ]
+    return mesh, specs
+
+
+# --- devices --------------------------------------------------------------------------------------
 
 
 class _Devices:
@@ -286,9 +449,7 @@ def _combiner(block: Any) -> Any | None:
 
     The partitioner's annotations of its scalars say nothing.
     """
-    steps = [view.operation for view in block.operations]
-    steps = [step for step in steps if step.name != "sdy.sharding_constraint"]
-    match steps:
+    match [step for step in steps(block) if step.name != "sdy.sharding_constraint"]:
         case [op, _] if {*op.operands} == {*block.arguments}:
             combine = BINARY.get(op.name)
             return combine if combine in _REDUCERS else None

@@ -44,13 +44,14 @@ stablehlo: Any = stablehlo_dialect
 # What a region computes, if it has a name.
 
 
-def _steps(block: Any) -> list[Any]:
+def steps(block: Any) -> list[Any]:
+    """Return the operations of a block."""
     return [view.operation for view in block.operations]
 
 
 def combiner(block: Any) -> Callable[[Any, Any], Any] | None:
     """Return the function of `lax` that a region of two arguments is; None if it is another one."""
-    match _steps(block):
+    match steps(block):
         case [op, end] if (
             BINARY.get(op.name) in _COMMUTATIVE
             and [*end.operands] == [*op.results]
@@ -72,7 +73,7 @@ def canonical(block: Any) -> str:
     """
     numbers: dict[Any, int] = {value: i for i, value in enumerate(block.arguments)}
     lines = [", ".join(str(value.type) for value in block.arguments)]
-    for op in _steps(block):
+    for op in steps(block):
         if op.name == "stablehlo.constant":
             continue
         operands = [_operand_text(value, numbers) for value in op.operands]
@@ -294,7 +295,7 @@ def _of_scalars(body: Callable[..., list[Any]], dtype: Any) -> Any:
 
 def _comparison(block: Any) -> Any | None:
     """Return the primitive of a region that compares its two arguments in order."""
-    match _steps(block):
+    match steps(block):
         case [op, end] if (
             op.name == "stablehlo.compare"
             and [*end.operands] == [*op.results]
@@ -335,7 +336,7 @@ def _(op: Operation, *values: Any) -> Any:
     }
     indices = with_vector_last(indices, numbers.index_vector_dim)
     block = op.block()
-    if [*_steps(block)[0].operands] == [block.arguments[1]] and len(_steps(block)) == 1:
+    if [*steps(block)[0].operands] == [block.arguments[1]] and len(steps(block)) == 1:
         return lax.scatter(x, indices, updates, dimensions, **options)
     named = combiner(block)
     if named in _SCATTERS:
@@ -403,7 +404,7 @@ def _lowered_sort(dtypes: Sequence[str], keys: int) -> str:
 
 def _single_key(block: Any) -> tuple[int, bool, bool] | None:
     """Return the operand that a comparison is about, if it ascends, and if its order is total."""
-    match _steps(block):
+    match steps(block):
         case [op, end] if op.name == "stablehlo.compare" and [*end.operands] == [*op.results]:
             arguments = [*block.arguments]
             places = [arguments.index(value) for value in op.operands if value in arguments]
@@ -479,10 +480,10 @@ class _CountedLoop:
         self.op = op
         self.trips = trips
         self.block = op.block(1)
-        self.steps = _steps(self.block)
+        self.steps = steps(self.block)
         self.arguments = [*self.block.arguments]
         self.ends = [*self.steps[-1].operands]
-        self.counter = [*op.block(0).arguments].index(_steps(op.block(0))[-2].operands[0])
+        self.counter = [*op.block(0).arguments].index(steps(op.block(0))[-2].operands[0])
         self.reverse = False
         self.reads: dict[Any, int] = {}
         self.writes: dict[Any, tuple[int, Any]] = {}
@@ -651,10 +652,10 @@ def _only_access(call: Any, reader: Any, name: str) -> tuple[Any, list[Any], Any
     The operation is None if there is none, or if the function does more than to add or drop axes.
     """
     block = reader.block_named(call.attributes["callee"].value)
-    *steps, end = _steps(block)
-    steps = [step for step in steps if step.name != "stablehlo.constant"]
-    accesses = [step for step in steps if step.name == name]
-    is_only = len(accesses) == 1 and len(steps) <= 2 and len(end.operands) == 1
+    *others, end = steps(block)
+    others = [step for step in others if step.name != "stablehlo.constant"]
+    accesses = [step for step in others if step.name == name]
+    is_only = len(accesses) == 1 and len(others) <= 2 and len(end.operands) == 1
     return accesses[0] if is_only else None, [*block.arguments], [*end.operands][:1][0]
 
 
@@ -684,7 +685,7 @@ def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
         return None
     position = arguments.index(counter)
     block = op.block(1)
-    step = _steps(block)[-1].operands[position].owner
+    step = steps(block)[-1].operands[position].owner
     if getattr(step, "name", "") != "stablehlo.add":
         return None
     step_operands = [*step.operands]
@@ -705,7 +706,7 @@ def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
 
 def _compare_of(block: Any) -> Any | None:
     """Return the comparison that a region consists of; None for another region."""
-    match [step for step in _steps(block) if step.name != "stablehlo.constant"]:
+    match [step for step in steps(block) if step.name != "stablehlo.constant"]:
         case [test, end] if test.name == "stablehlo.compare":
             return test if end.operands[0] == test.results[0] else None
     return None

@@ -28,7 +28,7 @@ from jaxprtool.formats.stablehlo.reader import (
     lazy,
     stablehlo_rules,
 )
-from jaxprtool.formats.stablehlo.structure import steps
+from jaxprtool.formats.stablehlo.structure import operations_in
 from jaxprtool.ir.rules import rule
 
 #: The bindings of the dialects, which have no types.
@@ -180,11 +180,12 @@ def _(op: Operation, *operands: Any) -> Any:
 def _(op: Operation, *operands: Any) -> Any:
     """Return the results of a function of the parts of devices, as a `shard_map`."""
     outs = [_text_of_whole(result) for result in op.op.results]
-    if not any(isinstance(x, _Part) for x in operands) or None in outs:
+    texts = [text for text in outs if text is not None]
+    if not any(isinstance(x, _Part) for x in operands) or len(texts) < len(outs):
         return None
     name, kinds = op.take("callee"), op.result_types
     parts = [x if isinstance(x, _Part) else _Part(op, (), x, "{replicated}") for x in operands]
-    shardings = [_OldSharding(op, text) for text in (*(x.sharding for x in parts), *outs)]
+    shardings = [_OldSharding(op, text) for text in (*(x.sharding for x in parts), *texts)]
     mesh, specs = _mesh_of(op, shardings)
     wholes = jax.shard_map(
         lambda *shards: tuple(op.reader.call(name, shards)),
@@ -449,7 +450,7 @@ def _combiner(block: Any) -> Any | None:
 
     The partitioner's annotations of its scalars say nothing.
     """
-    match [step for step in steps(block) if step.name != "sdy.sharding_constraint"]:
+    match [step for step in operations_in(block) if step.name != "sdy.sharding_constraint"]:
         case [op, _] if {*op.operands} == {*block.arguments}:
             combine = BINARY.get(op.name)
             return combine if combine in _REDUCERS else None

@@ -44,14 +44,14 @@ stablehlo: Any = stablehlo_dialect
 # What a region computes, if it has a name.
 
 
-def steps(block: Any) -> list[Any]:
+def operations_in(block: Any) -> list[Any]:
     """Return the operations of a block."""
     return [view.operation for view in block.operations]
 
 
 def combiner(block: Any) -> Callable[[Any, Any], Any] | None:
     """Return the function of `lax` that a region of two arguments is; None if it is another one."""
-    match steps(block):
+    match operations_in(block):
         case [op, end] if (
             BINARY.get(op.name) in _COMMUTATIVE
             and [*end.operands] == [*op.results]
@@ -73,7 +73,7 @@ def canonical(block: Any) -> str:
     """
     numbers: dict[Any, int] = {value: i for i, value in enumerate(block.arguments)}
     lines = [", ".join(str(value.type) for value in block.arguments)]
-    for op in steps(block):
+    for op in operations_in(block):
         if op.name == "stablehlo.constant":
             continue
         operands = [_operand_text(value, numbers) for value in op.operands]
@@ -295,7 +295,7 @@ def _of_scalars(body: Callable[..., list[Any]], dtype: Any) -> Any:
 
 def _comparison(block: Any) -> Any | None:
     """Return the primitive of a region that compares its two arguments in order."""
-    match steps(block):
+    match operations_in(block):
         case [op, end] if (
             op.name == "stablehlo.compare"
             and [*end.operands] == [*op.results]
@@ -336,7 +336,9 @@ def _(op: Operation, *values: Any) -> Any:
     }
     indices = with_vector_last(indices, numbers.index_vector_dim)
     block = op.block()
-    if [*steps(block)[0].operands] == [block.arguments[1]] and len(steps(block)) == 1:
+    if [*operations_in(block)[0].operands] == [block.arguments[1]] and len(
+        operations_in(block)
+    ) == 1:
         return lax.scatter(x, indices, updates, dimensions, **options)
     named = combiner(block)
     if named in _SCATTERS:
@@ -404,7 +406,7 @@ def _lowered_sort(dtypes: Sequence[str], keys: int) -> str:
 
 def _single_key(block: Any) -> tuple[int, bool, bool] | None:
     """Return the operand that a comparison is about, if it ascends, and if its order is total."""
-    match steps(block):
+    match operations_in(block):
         case [op, end] if op.name == "stablehlo.compare" and [*end.operands] == [*op.results]:
             arguments = [*block.arguments]
             places = [arguments.index(value) for value in op.operands if value in arguments]
@@ -480,10 +482,10 @@ class _CountedLoop:
         self.op = op
         self.trips = trips
         self.block = op.block(1)
-        self.steps = steps(self.block)
+        self.steps = operations_in(self.block)
         self.arguments = [*self.block.arguments]
         self.ends = [*self.steps[-1].operands]
-        self.counter = [*op.block(0).arguments].index(steps(op.block(0))[-2].operands[0])
+        self.counter = [*op.block(0).arguments].index(operations_in(op.block(0))[-2].operands[0])
         self.reverse = False
         self.reads: dict[Any, int] = {}
         self.writes: dict[Any, tuple[int, Any]] = {}
@@ -652,7 +654,7 @@ def _only_access(call: Any, reader: Any, name: str) -> tuple[Any, list[Any], Any
     The operation is None if there is none, or if the function does more than to add or drop axes.
     """
     block = reader.block_named(call.attributes["callee"].value)
-    *others, end = steps(block)
+    *others, end = operations_in(block)
     others = [step for step in others if step.name != "stablehlo.constant"]
     accesses = [step for step in others if step.name == name]
     is_only = len(accesses) == 1 and len(others) <= 2 and len(end.operands) == 1
@@ -685,7 +687,7 @@ def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
         return None
     position = arguments.index(counter)
     block = op.block(1)
-    step = steps(block)[-1].operands[position].owner
+    step = operations_in(block)[-1].operands[position].owner
     if getattr(step, "name", "") != "stablehlo.add":
         return None
     step_operands = [*step.operands]
@@ -706,7 +708,7 @@ def _trip_count(op: Operation, inits: Sequence[Any]) -> int | None:
 
 def _compare_of(block: Any) -> Any | None:
     """Return the comparison that a region consists of; None for another region."""
-    match [step for step in steps(block) if step.name != "stablehlo.constant"]:
+    match [step for step in operations_in(block) if step.name != "stablehlo.constant"]:
         case [test, end] if test.name == "stablehlo.compare":
             return test if end.operands[0] == test.results[0] else None
     return None

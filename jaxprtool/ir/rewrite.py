@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import is_not
 from typing import Any, TypeAlias, TypeVar
 
@@ -93,22 +94,28 @@ def rewrite(
     """
     memo = Memo()
 
-    def body_of(body: AnyJaxpr, constants: bool) -> AnyJaxpr:
+    def body_of(body: AnyJaxpr, constants: bool, in_kernel: bool) -> AnyJaxpr:
         if not flat and is_flat(jaxcompat.open_jaxpr(body)):
             return body
 
         def run() -> AnyJaxpr:
-            return Writer(body, constants, inside, outside_in).run(visitor)
+            return Writer(body, constants, partial(inside, in_kernel), outside_in).run(visitor)
 
-        return memo(run, body, constants)
+        return memo(run, body, constants, in_kernel)
 
-    def inside(eqn: JaxprEqn) -> JaxprEqn:
+    def inside(in_kernel: bool, eqn: JaxprEqn) -> JaxprEqn:
         if not nested or not holds_jaxpr(eqn.params.values()):
             return eqn
-        constants = traits(eqn).holds_constants
-        return with_bodies(eqn, lambda body: body_of(body, constants))
+        # A kernel takes arrays as operands only, also at the depth of a call in it.
+        in_kernel = in_kernel or _is_kernel(eqn)
+        constants = traits(eqn).holds_constants and not in_kernel
+        return with_bodies(eqn, lambda body: body_of(body, constants, in_kernel))
 
-    return body_of(jaxpr, True)
+    return body_of(jaxpr, True, False)
+
+
+def _is_kernel(eqn: JaxprEqn) -> bool:
+    return eqn.primitive.name == "pallas_call" or bool(jaxcompat.kernel_axes(eqn.params))
 
 
 def map_equations(jaxpr: AnyJaxpr, rule: EquationRule) -> AnyJaxpr:

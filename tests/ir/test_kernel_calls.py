@@ -227,3 +227,22 @@ def test_a_folded_start_of_a_slice_is_one_that_mosaic_compiles():
     names = [eqn.primitive.name for eqn in kernel_of(program).body.eqns]
     assert names == ["get", "swap"]
     jax.jit(program).trace(X).lower(lowering_platforms=("tpu",))
+
+
+@pytest.mark.parametrize("passes", ["fold", "-O2"])
+def test_no_pass_puts_an_array_into_a_call_in_a_kernel(passes):
+    """A kernel takes arrays as operands only: JAX's interpreter of TPUs ignores constants."""
+
+    def kernel(x_ref, o_ref):
+        @jax.jit
+        def masked(x):
+            return jnp.where(jnp.arange(128) % 3 == 0, x, 0)
+
+        o_ref[...] = jax.lax.fori_loop(0, 3, lambda i, x: masked(x) + i, x_ref[...])
+
+    def function(x):
+        return pl.pallas_call(kernel, x, interpret=pltpu.InterpretParams())(x)
+
+    x = jnp.ones((8, 128))
+    program = jaxprtool.trace(function, x)
+    assert jnp.array_equal(program.apply(passes)(x), program(x))

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -473,6 +473,9 @@ _ELEMENTWISE = frozenset(
 )
 
 
+#: The bytes to which XLA aligns the values that share a block of memory; on a GPU more.
+_ALIGNMENT = 64
+
 #: The bytes to which a TPU aligns its buffers.
 _TPU_ALIGNMENT = 512
 
@@ -481,8 +484,13 @@ def scheduled_assignment(module: HloModule, in_main_memory: bool = True) -> Buff
     """Return buffers for the values of a scheduled module, which share memory without gaps.
 
     A loop updates its carry in place, a donated argument becomes a result, and an instruction may
-    overwrite an operand that is not read later. The temporaries are one block, whose size is that
-    of the values that are live at the peak.
+    overwrite an operand that is not read later. Values that are dead before a result is written
+    share its memory. The other temporaries are one block, whose size is that of the values that are
+    live at the peak.
+
+    Args:
+        module: The module.
+        in_main_memory: Whether to leave out values in other memories, such as the VMEM of a TPU.
     """
     return _ScheduledBuffers(module, in_main_memory).assignment()
 
@@ -546,6 +554,7 @@ class _ScheduledBuffers:
             buffer = self._ranges.buffer_at((number, ()))
             if (
                 buffer is not None
+                and not self._is_kept(buffer.instruction)
                 and self._ranges.readers.get(buffer.id) is op
                 and buffer.size == op.shape.padded_bytes
                 and self._may_overwrite(op, position)
@@ -553,8 +562,18 @@ class _ScheduledBuffers:
                 return number
         return None
 
+    def _is_kept(self, op: Instruction) -> bool:
+        """Return True if the memory of a value may not change: a constant, or an argument.
+
+        A TPU writes a constant where it is needed.
+        """
+        if op.opcode == "constant" and not op.shape.tile:
+            return True
+        is_argument = op.opcode == "parameter" and self._ranges.caller(op) is None
+        return is_argument and op.parameter_number not in self._module.donated.values()
+
     def _may_overwrite(self, op: Instruction, position: int) -> bool:
-        if op.opcode in ("dynamic-update-slice", "scatter"):
+        if op.opcode in ("dynamic-update-slice", "scatter", "sort"):
             return position == 0
         if op.opcode != "fusion":
             return op.opcode in _ELEMENTWISE - {"copy"}
@@ -566,10 +585,9 @@ class _ScheduledBuffers:
         reached = [next(inner for inner in fused.instructions if _is_parameter(inner, position))]
         for value in reached:
             for reader in readers[value.id]:
-                if reader.opcode == "dynamic-slice":
-                    # The old elements at the place of the update are read before it.
-                    same = (u for u in readers[value.id] if _updates(u, value))
-                    if all(update.operands[2:] != reader.operands[1:] for update in same):
+                if reader.opcode in ("dynamic-slice", "slice"):
+                    updates = [update for update in readers[value.id] if _updates(update, value)]
+                    if not any(self._is_same_part(reader, update) for update in updates):
                         return False
                     continue
                 if not _updates(reader, value) and reader.opcode not in _ELEMENTWISE:
@@ -577,6 +595,15 @@ class _ScheduledBuffers:
                 if reader not in reached:
                     reached.append(reader)
         return True
+
+    def _is_same_part(self, read: Instruction, update: Instruction) -> bool:
+        """Return True if a slice has the elements that an update replaces, and is read first."""
+        if update.opcode != "dynamic-update-slice":
+            return False
+        if read.opcode == "slice":  # of a place that XLA knows
+            part = self._module.instructions[update.operands[1]].shape
+            return read.shape.sizes == part.sizes
+        return update.operands[2:] == read.operands[1:]
 
     def _root(self, number: int) -> int:
         while self._group[number] != number:
@@ -600,22 +627,60 @@ class _ScheduledBuffers:
         allocations = tuple(
             _allocation_of(number, group, number in results) for number, group in members.items()
         )
+        ranges = LiveRanges(self._module, BufferAssignment(allocations, groups))
+        allocations = tuple(self._in_results(allocations, ranges))
         temporary = [allocation for allocation in allocations if allocation.is_temporary]
         fixed = [allocation for allocation in allocations if not allocation.is_temporary]
-        ranges = LiveRanges(self._module, BufferAssignment(allocations, groups))
         live = ranges.live(temporary, ranges.peak(temporary))
-        fixed.append(_block(temporary, sum(size for _, size in live)))
+        fixed.append(_block(temporary, _aligned(size for _, size in live)))
         if root.shape.parts:
             fixed.append(
                 Allocation(-2, self._table_bytes(root.shape), None, True, False, False, ())
             )
         return BufferAssignment(tuple(fixed), groups)
 
+    def _in_results(
+        self, allocations: Sequence[Allocation], ranges: LiveRanges
+    ) -> Iterator[Allocation]:
+        """Yield allocations, with temporaries placed in the memory of results.
+
+        XLA assigns places to the largest values first, to results before others of their size. A
+        value gets the memory of a result if it fits there and is not needed at the same time.
+        """
+        taken: list[tuple[Allocation, list[LiveSpan], list[PlacedBuffer]]] = []
+        for allocation in sorted(allocations, key=lambda a: (-a.size, not a.is_result)):
+            spans = [ranges.of(placed.buffer) for placed in allocation.placed]
+            if allocation.is_result:
+                taken.append((allocation, spans, list(allocation.placed)))
+                continue
+            place = None
+            if allocation.is_temporary:
+                fitting = (t for t in reversed(taken) if _are_apart(spans, t[1]))
+                place = next(fitting, None)
+            if place is None:
+                yield allocation
+                continue
+            place[1].extend(spans)
+            place[2].extend(allocation.placed)
+        for allocation, _, placed in taken:
+            yield replace(allocation, placed=tuple(placed))
+
     def _table_bytes(self, shape: HloShape) -> int:
         """Return the bytes of the table of the results, a pointer for each."""
         size = 8 * len(shape.parts)
         is_tiled = any(part.tile for part in shape.parts)
         return -(-size // _TPU_ALIGNMENT) * _TPU_ALIGNMENT if is_tiled else size
+
+
+def _aligned(sizes: Iterable[int]) -> int:
+    """Return the bytes of values side by side, the largest first, each at an aligned offset."""
+    *others, last = sorted(sizes, reverse=True) or [0]
+    return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in others) + last
+
+
+def _are_apart(some: Sequence[LiveSpan], others: Sequence[LiveSpan]) -> bool:
+    """Return True if values are not live at the time of others."""
+    return all(a.end < b.start or b.end < a.start for a in some for b in others)
 
 
 def _allocation_of(number: int, buffers: Sequence[Buffer], is_result: bool) -> Allocation:
@@ -643,7 +708,7 @@ def _block(allocations: Sequence[Allocation], size: int) -> Allocation:
 
 
 def _updates(op: Instruction, value: Instruction) -> bool:
-    return op.opcode == "dynamic-update-slice" and op.operands[0] == value.id
+    return op.opcode in ("dynamic-update-slice", "scatter") and op.operands[0] == value.id
 
 
 def _is_parameter(op: Instruction, number: int) -> bool:

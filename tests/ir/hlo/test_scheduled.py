@@ -10,9 +10,19 @@ from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.hlo.buffers import scheduled_assignment
 from jaxprtool.ir.hlo.module import read_module
 from jaxprtool.jaxcompat.lowering import parsed_hlo
+from tests.programs import harness_programs
 from tests.programs.modules import TILED, stored
 
 W, X = jnp.ones((64, 64)), jnp.ones((10, 64))
+
+
+@pytest.fixture
+def optimized():
+    """Compile as users do: the tests disable most of XLA's optimizations."""
+    was = jax.config.values["jax_disable_most_optimizations"]
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", was)
 
 
 def scanned(w, x):
@@ -43,6 +53,38 @@ def test_the_peak_is_at_most_that_of_xla(function):
     assert least.argument_bytes == most.argument_bytes
     assert least.result_bytes == most.result_bytes
     assert 0.7 * most.peak_bytes <= least.peak_bytes <= most.peak_bytes
+
+
+def test_an_argument_that_is_not_donated_is_kept():
+    xla = stored(lambda w: jnp.abs(w), W)
+    assert module_peak(StoredModule(xla.module, None)).peak_bytes == 2 * W.nbytes
+
+
+def test_a_copy_is_updated_in_the_memory_of_the_result(optimized):
+    xla = stored(lambda x, i: x.at[i].set(0.0), W, 3)
+    least, most = module_peak(StoredModule(xla.module, None)), module_peak(xla)
+    assert least.peak_bytes == most.peak_bytes < 2 * W.nbytes + 256
+
+
+def compared(cases):
+    """Return how the peaks by the schedule compare with XLA's, in words."""
+    words = []
+    for case in cases:
+        xla = stored(case.fun, *case.args)
+        least, most = module_peak(StoredModule(xla.module, None)), module_peak(xla)
+        words.append("equal" if least.peak_bytes == most.peak_bytes else "other")
+    return words
+
+
+def test_peaks_of_harnesses_are_those_of_xla(optimized):
+    words = compared(harness_programs(1)[3::400])
+    assert words.count("equal") >= 0.8 * len(words)
+
+
+@pytest.mark.sweep
+def test_peaks_of_many_harnesses_are_those_of_xla(optimized):
+    words = compared(harness_programs(1)[3::20])
+    assert words.count("equal") >= 0.9 * len(words)
 
 
 def test_donated_arguments_become_results():

@@ -22,7 +22,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import has_ref_type, variables
 from jaxprtool.ir.regions import Regions, regions, run_jaxprs
 from jaxprtool.ir.rules import RuleTable, rule
-from jaxprtool.ir.specialization import SubstitutedBody, Substitution
+from jaxprtool.ir.substitution import SubstitutedBody, Substitution
 from jaxprtool.ir.traits import Traits, nondefault_options, traits
 from jaxprtool.jaxcompat import AbstractRef, AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 

@@ -39,7 +39,7 @@ from jaxprtool.execute.running.arrays import wide
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.evaluation import Interpreter, bind
 from jaxprtool.ir.kernel_calls import BlockDimension, KernelBlock, KernelCall, kernel_call
-from jaxprtool.ir.specialization import Substitution
+from jaxprtool.ir.substitution import Substitution
 from jaxprtool.jaxcompat import AbstractRef, AnyJaxpr, Aval, JaxprEqn
 
 #: The maximum number of steps that are run.

@@ -42,18 +42,18 @@ MOST_TRIED = 512
 MOST_SHOWN = 5
 
 
-@document(optional=("bytes", "message"))
+@document(optional=("fits", "bytes", "message"))
 @dataclass(frozen=True)
 class CompiledKernel:
     """What the compiler of a TPU says about a kernel.
 
     Attributes:
-        fits: Whether it has compiled the kernel.
+        fits: Whether the kernel fits; None if it was not compiled for another reason.
         bytes: The vector memory that it has assigned, if it says.
-        message: Its error, if it has not.
+        message: The error, if it was not compiled.
     """
 
-    fits: bool
+    fits: bool | None
     bytes: int | None = None
     message: str | None = None
 
@@ -217,6 +217,7 @@ def _choice(sizes: tuple[int, ...], cost: KernelCost, device: DeviceSpec) -> Blo
 
 #: The vector memory that the compiler has assigned to a kernel.
 _ASSIGNED = re.compile(
+    r'custom_call_target="tpu_custom_call".*'
     r'"used_scoped_memory_configs":\[\{"memory_space":"1","offset":"\d+","size":"(\d+)"\}'
 )
 
@@ -268,7 +269,8 @@ def compiled_kernel(eqn: JaxprEqn, devices: Sequence[jax.Device]) -> CompiledKer
     except JaxprToolError as error:
         cause = error.__cause__ or error
         message = "\n".join(line.rstrip() for line in str(cause).strip().splitlines())
-        return CompiledKernel(False, message=message)
+        is_large = "RESOURCE_EXHAUSTED" in message
+        return CompiledKernel(False if is_large else None, message=message)
     found = _ASSIGNED.search(text)
     return CompiledKernel(True, int(found[1]) if found else None)
 

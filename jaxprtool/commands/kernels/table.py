@@ -169,7 +169,7 @@ def kernel_notes(row: KernelRow) -> Iterator[str]:
 
 def _compiled_text(compiled: CompiledKernel) -> str:
     if not compiled.fits:
-        return "refused"
+        return "not compiled" if compiled.fits is None else "refused"
     return "fits" if compiled.bytes is None else f"fits, {in_bytes(compiled.bytes)}"
 
 
@@ -222,7 +222,7 @@ def fit_notes(fit: KernelFit) -> Iterator[str]:
         yield f"{which}: {fixed.reason}{line}"
     for number, choice in enumerate(fit.choices[:MOST_SHOWN], 1):
         if choice.compiled is not None and choice.compiled.message:
-            yield f"{number} refused: {choice.compiled.message}"
+            yield f"{number}, {_compiled_text(choice.compiled)}: {choice.compiled.message}"
     if fit.choices:
         yield "the minimum time counts no step's start; measure before you choose"
 

@@ -7,6 +7,7 @@ import pytest
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats import lowering
 from jaxprtool.formats.stablehlo import read_module_program
+from jaxprtool.ir.meshes import on_axes
 from jaxprtool.ir.program import type_check
 from tests.programs import harness_share, sample_programs
 from tests.programs.corpus import corpus
@@ -14,7 +15,7 @@ from tests.programs.samples import sample_files
 from tests.share import first_and_proofs, share
 
 #: Operations that are refused by name.
-REFUSED = ("@ApproxTopK", "a Python function", "by tokens", "sdy.manual_computation")
+REFUSED = ("@ApproxTopK", "a Python function", "by tokens")
 
 
 def raw(value):
@@ -38,6 +39,8 @@ def prove(case):
             assert any(name in str(error) for name in REFUSED), error
             return False
         type_check(read)
+        if read.meshes:
+            read = on_axes(read, read.meshes[0].shape)
         wanted = jax.jit(program.flat_function(donate=False))(*arguments)
         results = jax.jit(read.flat_function(donate=False))(*map(raw, arguments))
         assert bits(results) == bits(wanted), program.name
@@ -53,7 +56,7 @@ def test_jaxs_test_programs():
 def test_samples(file):
     programs = sample_programs(file)
     read = [prove(sample) for sample in share(programs) or programs]
-    assert all(read) or file == "sharded.py"  # which has a part for each device
+    assert all(read)
 
 
 def test_random_programs():

@@ -22,6 +22,9 @@ import numpy as np
 
 import jaxprtool
 from jaxprtool.cli.main import main
+from jaxprtool.errors import UnsupportedError
+from jaxprtool.formats import lowering
+from jaxprtool.formats.stablehlo import read_module_program
 
 #: The passes before a model is written: they remove checks by callbacks, which files cannot hold,
 #: and a rule that endlessly calls functions with other rules.
@@ -240,10 +243,28 @@ def _refused(model: Model, primitive: str, path: Path) -> str:
     return primitive
 
 
-def stablehlo(model: Model, folder: Path) -> None:
-    """StableHLO is written."""
+def stablehlo(model: Model, folder: Path) -> str | None:
+    """StableHLO is written, read back, and returns the same bits as the program."""
     text = run_command("emit", model.target, "--factory", "--to", "stablehlo")
     assert text.startswith("module @")
+    program = model.written
+    module = lowering.module(program, keep_unused=True).operation.get_asm(enable_debug_info=True)
+    try:
+        read = read_module_program(module.encode(), model.name)
+    except UnsupportedError as error:
+        return f"no: {error.message.partition(' cannot be read')[0].split()[-1]}"
+    leaves = [*map(jnp.asarray, program.matched(model.call[1], {}).leaves)]
+    wanted = jax.jit(program.flat_function(donate=False))(*leaves)
+    results = jax.jit(read.flat_function(donate=False))(*map(_words, leaves))
+    for ours, theirs in zip(arrays(results), arrays(wanted), strict=True):
+        assert ours.tobytes() == theirs.tobytes()
+    return None
+
+
+def _words(value: jax.Array) -> jax.Array:
+    """Return a key as words, as a module has it; other arrays as they are."""
+    is_key = jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+    return jax.random.key_data(value) if is_key else value
 
 
 #: The columns of the table, and their commands.

@@ -10,6 +10,7 @@ from jax.experimental.pallas import tpu as pltpu
 import jaxprtool
 from jaxprtool import jaxcompat
 from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
+from tests.share import first_and_proofs
 
 X = np.linspace(0.1, 1, 8 * 128).reshape(8, 128).astype("float32")
 Y = X[::-1].copy()
@@ -83,15 +84,17 @@ def dependences(program):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("body", "expected"),
-    [
-        (apart, {(0, 0), (1, 1), (2, 0), (3, 1)}),
-        (overwritten, {(0, 0), (1, 1), (2, 1), (3, 0)}),
-        (in_a_loop, {(0, 0), (1, 1), (2, 0), (3, 1)}),
-        (in_a_branch, {(0, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)}),
-        (into_an_argument, {(0, 1), (1, 1), (2, 1)}),
-        (on_cores, {(0, 0), (1, 1), (2, 0), (3, 1)}),
-        (in_a_scope_on_cores, {(0, 0), (1, 1), (2, 0), (3, 0)}),
-    ],
+    first_and_proofs(
+        [
+            (apart, {(0, 0), (1, 1), (2, 0), (3, 1)}),
+            (overwritten, {(0, 0), (1, 1), (2, 1), (3, 0)}),
+            (in_a_loop, {(0, 0), (1, 1), (2, 0), (3, 1)}),
+            (in_a_branch, {(0, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1)}),
+            (into_an_argument, {(0, 1), (1, 1), (2, 1)}),
+            (on_cores, {(0, 0), (1, 1), (2, 0), (3, 1)}),
+            (in_a_scope_on_cores, {(0, 0), (1, 1), (2, 0), (3, 0)}),
+        ]
+    ),
 )
 def test_a_slice_has_all_that_a_result_depends_on(body, expected):
     def function(x, y):

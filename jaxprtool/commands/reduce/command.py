@@ -77,7 +77,7 @@ def reduce_command(
 
       jaxprtool reduce samples/rnn.py:loss --check "grep -q tanh {}" -o small.jaxpr
 
-      jaxprtool reduce model.mlir --check "! iree-compile {mlir}" -o small.mlir
+      jaxprtool reduce samples/rnn.py:loss --check "grep -q hlo.tanh {mlir}" -o small.mlir
     """
     if out is not None:
         _check_output(out)  # before the search, which may take minutes

@@ -254,8 +254,8 @@ def tpu_devices(backend: str) -> Sequence[jax.Device]:
 
     if backend.partition(":")[0].lower() != "tpu":
         raise ArgumentsError(
-            f"'{backend}' is no TPU, which kernels are compiled for",
-            "name one, which this machine may lack: --backend tpu:v5e:2x2",
+            f"'{backend}' is no TPU: kernels are compiled for TPUs only",
+            "name a TPU, which this machine may lack: --backend tpu:v5e:2x2",
         )
     return devices_to_compile_for(backend)
 

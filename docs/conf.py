@@ -36,8 +36,9 @@ suppress_warnings = ["ref.python"]  # `bytes` is a type, and a field of several 
 nitpick_ignore_regex = [
     ("py:.*", r"(collections|os|typing|types|pathlib|numpy|jax|jaxlib|rich)\..*"),
     ("py:.*", r"(enum|traceback|FrameSummary|Number|MemoryNote|Observer|StructuredRule)\b.*"),
+    ("py:.*", r"(By|InsertedCopy)"),  # in a class whose types are imported by type checkers only
     ("py:.*", r"(jaxprtool\..*\.)?[A-Z]"),
-    ("py:.*", r"jaxprtool\.(ir|jaxcompat|render|formats|loading|passes\.mapping)\..*"),
+    ("py:.*", r"jaxprtool\.(ir|jaxcompat|render|formats|loading|execute|passes\.mapping)\..*"),
     ("py:.*", r"jaxprtool\.commands\.lint\.graph\.(SourceReader|LintedKernel)"),
 ]
 autodoc_member_order = "bysource"

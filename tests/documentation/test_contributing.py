@@ -280,8 +280,8 @@ RULE = {
 
         from collections.abc import Iterator
 
-        from jaxprtool.commands.lint.lint import Found, lint_rule
         from jaxprtool.commands.lint.graph import LintedProgram
+        from jaxprtool.commands.lint.lint import Found, lint_rule
 
         _BAD = """
             import jax.numpy as jnp

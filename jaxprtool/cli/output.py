@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import stat
 import sys
@@ -287,6 +288,22 @@ def refuse_stdout(option: str, path: str | None, command: str) -> None:
     """Raise OutputError for `-` after an option that takes a file."""
     if path == STDOUT:
         raise OutputError(f"{option} takes a file, because {command} prints to stdout")
+
+
+def figure_format(path: str) -> str:
+    """Return the format of a figure by the name of its file: "svg" or "png".
+
+    Raises:
+        OutputError: If it is another one, or matplotlib, which draws figures, is not installed.
+    """
+    suffix = suffix_of(path)
+    if suffix not in (".svg", ".png"):
+        raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OutputError(
+            f"cannot draw '{path}': matplotlib is not installed", "pip install matplotlib"
+        )
+    return suffix[1:]
 
 
 @contextmanager

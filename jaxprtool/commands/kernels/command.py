@@ -62,10 +62,8 @@ def kernels_command(
 
       jaxprtool kernels jax.experimental.pallas.ops.tpu.example_kernel:double --args "f32[8,128]"
     """
-    from jaxprtool.commands.kernels.picture import kernel_picture_format
-
     most = options.row_limit(top, all)
-    picture_format = None if out is None else kernel_picture_format(out)
+    picture_format = None if out is None else output.figure_format(out)
     session.start()
     from jaxprtool.commands.kernels import table as render
     from jaxprtool.commands.kernels.kernels import kernels, modeled_device

@@ -6,9 +6,7 @@ number of the block in each step, with a mark where it is copied.
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,24 +22,6 @@ MOST_DRAWN = 256
 
 #: The most blocks of an array that are numbered.
 _NUMBERED = 64
-
-_FORMATS = (".svg", ".png")
-
-
-def kernel_picture_format(path: str) -> str:
-    """Return the picture format of a file name.
-
-    Raises:
-        OutputError: If it has none, or matplotlib is not installed.
-    """
-    file_format = os.path.splitext(path)[1].lower()
-    if file_format not in _FORMATS:
-        raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise OutputError(
-            f"cannot draw '{path}': matplotlib is not installed", "pip install matplotlib"
-        )
-    return file_format[1:]
 
 
 def kernels_picture(report: KernelReport, file_format: str) -> bytes:

@@ -78,12 +78,11 @@ def memory_command(
       jaxprtool memory samples/transformer.py:train_step --compiled --backend tpu:v5e:2x2
       jaxprtool memory dump/jit_step
     """
-    from jaxprtool.commands.memory import table
     from jaxprtool.ir.documents import bytes_of
 
     shown = options.row_limit(top, all, options.TALL_ROWS if compiled else options.ROWS)
     most = None if limit is None else bytes_of(limit)
-    picture_format = None if out is None else table.memory_picture_format(out)
+    picture_format = None if out is None else output.figure_format(out)
     if backend is not None and not compiled:
         raise OutputError("--backend compiles the function for other devices", "add --compiled")
     session.start()
@@ -115,7 +114,7 @@ def memory_command(
     if out is not None and picture_format is not None:
         session.on_progress("drawing")
         with output.written_file(out) as file:
-            file.write(table.memory_picture(estimates[0], picture_format))
+            file.write(render.memory_picture(estimates[0], picture_format))
     if pprof is not None:
         with output.written_file(pprof) as file:
             file.write(_profile(estimates[0]))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
-import os
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from jaxprtool.errors import OutputError
 from jaxprtool.ir.documents import document, in_bytes, plural, times
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.meshes import partitioner_notes
@@ -210,24 +207,6 @@ def _steps(memory: Memory, width: int) -> Iterator[tuple[float, int]]:
 
 # --- memory picture -------------------------------------------------------------------------------
 # Pictures of the memory curve of a program, drawn by matplotlib.
-
-_FORMATS = (".svg", ".png")
-
-
-def memory_picture_format(path: str) -> str:
-    """Return the picture format of a file name.
-
-    Raises:
-        OutputError: If it has none, or matplotlib is not installed.
-    """
-    file_format = os.path.splitext(path)[1].lower()
-    if file_format not in _FORMATS:
-        raise OutputError(f"cannot draw '{path}': its name must end in .svg or .png")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise OutputError(
-            f"cannot draw '{path}': matplotlib is not installed", "pip install matplotlib"
-        )
-    return file_format[1:]
 
 
 def memory_picture(memory: Memory, file_format: str) -> bytes:

@@ -191,6 +191,8 @@ from jaxprtool.jaxcompat.lowering import (
     keep_backend_probing_quiet,
     keeps_bfloat16,
     lgamma_reads_tables,
+    load_quantized_types,
+    lower_quantized,
     lowering_function,
     module_under_axes,
     older_form,

@@ -418,10 +418,30 @@ def set_argument_shapes(
         "tensor<" + "".join(f"{size}x" for size in shape) + f"{argument.type.element_type}>"
         for argument, shape in zip(arguments, shapes, strict=True)
     ]
+    _run_passes(module, f"stablehlo-refine-arguments{{types={','.join(kinds)}}}")
+
+
+def load_quantized_types(context: ir.Context) -> None:
+    """Let a context parse quantized types.
+
+    jaxlib has no bindings of their dialect. A pass that depends on it loads it.
+    """
+    with context, ir.Location.unknown():
+        _run_passes(ir.Module.create(), "vhlo-legalize-to-stablehlo")
+
+
+def lower_quantized(module: ir.Module) -> None:
+    """Replace quantized values by the integers that store them, and their operations by floats'.
+
+    StableHLO's reference interpreter does the same.
+    """
+    _run_passes(module, "func.func(stablehlo-legalize-quant-to-math)")
+
+
+def _run_passes(module: ir.Module, passes: str) -> None:
     stablehlo.register_stablehlo_passes()
-    steps = f"stablehlo-refine-arguments{{types={','.join(kinds)}}}"
     with module.context:
-        passmanager.PassManager.parse(f"builtin.module({steps})").run(module.operation)
+        passmanager.PassManager.parse(f"builtin.module({passes})").run(module.operation)
 
 
 def rename_module(module: ir.Module, name: str) -> None:

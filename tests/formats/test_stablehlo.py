@@ -272,6 +272,144 @@ def test_sorts_by_one_operand_in_any_direction():
         assert np.asarray(results[0]).tobytes() == np.asarray(x)[np.array(order)].tobytes()
 
 
+def test_sorts_by_a_key_that_the_comparison_computes():
+    body = """
+    %r:2 = "stablehlo.sort"(%x, %y) <{{dimension = 0 : i64, is_stable = true}}> ({{
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<f32>, %d: tensor<f32>):
+      %m = stablehlo.abs %a : tensor<f32>
+      %n = stablehlo.{} %b : tensor<f32>
+      %p = stablehlo.compare GT, %m, %n : (tensor<f32>, tensor<f32>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    }}) : (tensor<4xf32>, tensor<4xf32>) -> (tensor<4xf32>, tensor<4xf32>)
+    return %r#0, %r#1 : tensor<4xf32>, tensor<4xf32>"""
+    signature = "%x: tensor<4xf32>, %y: tensor<4xf32>", "(tensor<4xf32>, tensor<4xf32>)"
+    program = read_module_program(module(body.format("abs"), *signature))
+    results = program(jnp.array([1.0, -3.0, 2.0, 3.0]), jnp.arange(4.0))
+    assert [x.tolist() for x in results] == [[-3, 3, 2, 1], [1, 3, 2, 0]]
+    with pytest.raises(UnsupportedError, match="or of one key of each element"):
+        read_module_program(module(body.format("negate"), *signature))
+
+
+# --- operations that `lax` lacks ------------------------------------------------------------------
+
+
+def test_sums_and_products_of_booleans_are_or_and_and():
+    body = """
+    %s = stablehlo.add %x, %y : tensor<4xi1>
+    %p = stablehlo.multiply %x, %y : tensor<4xi1>
+    %i = stablehlo.constant dense<false> : tensor<i1>
+    %r = stablehlo.reduce(%p init: %i) applies stablehlo.add across dimensions = [0]
+      : (tensor<4xi1>, tensor<i1>) -> tensor<i1>
+    return %s, %p, %r : tensor<4xi1>, tensor<4xi1>, tensor<i1>"""
+    types = "(tensor<4xi1>, tensor<4xi1>, tensor<i1>)"
+    program = read_module_program(module(body, "%x: tensor<4xi1>, %y: tensor<4xi1>", types))
+    x, y = jnp.array([False, False, True, True]), jnp.array([False, True, False, True])
+    assert [r.tolist() for r in program(x, y)] == [[False, *[True] * 3], [*[False] * 3, True], True]
+
+
+def test_powers_of_integers():
+    arguments = "%x: tensor<7xi32>, %y: tensor<7xi32>"
+    body = "%z = stablehlo.power %x, %y : tensor<7xi32>\nreturn %z : tensor<7xi32>"
+    x, y = jnp.array([-1, -1, -3, 1, -3, 0, -1]), jnp.array([1, 0, -3, -3, 3, 2, -3])
+    program = read_module_program(module(body, arguments, "tensor<7xi32>"))
+    assert program(x, y).tolist() == [-1, 1, 0, 1, -27, 0, -1]
+    cubes = module(
+        "%c = stablehlo.constant dense<3> : tensor<7xi32>\n" + body.replace("%y", "%c"),
+        *("%x: tensor<7xi32>", "tensor<7xi32>"),
+    )
+    program = read_module_program(cubes)
+    assert names(program) == ["integer_pow"]
+    assert program(x).tolist() == (x**3).tolist()
+
+
+def test_operations_of_chlo_that_broadcast():
+    body = """
+    %z = chlo.broadcast_add %x, %y : (tensor<2x1xf32>, tensor<3xf32>) -> tensor<2x3xf32>
+    %t = chlo.broadcast_compare %z, %y {comparison_direction = #chlo<comparison_direction GT>}
+      : (tensor<2x3xf32>, tensor<3xf32>) -> tensor<2x3xi1>
+    %h = "chlo.constant_like"(%z) <{value = 0.5 : f32}> : (tensor<2x3xf32>) -> tensor<2x3xf32>
+    %s = chlo.broadcast_select %t, %z, %h
+      : (tensor<2x3xi1>, tensor<2x3xf32>, tensor<2x3xf32>) -> tensor<2x3xf32>
+    return %s : tensor<2x3xf32>"""
+    text = module(body, "%x: tensor<2x1xf32>, %y: tensor<3xf32>", "tensor<2x3xf32>")
+    result = read_module_program(text)(jnp.array([[1.0], [-1.0]]), jnp.array([1.0, 2.0, 3.0]))
+    assert result.tolist() == [[2, 3, 4], [0.5, 0.5, 0.5]]
+
+
+QUANTIZED = "4x!quant.uniform<i8:f32, 0.5:3>"
+
+
+def test_quantized_values_are_the_integers_that_store_them():
+    weights = "4x2x!quant.uniform<i8:f32:1, {0.5,0.25}>"
+    body = f"""
+    %q = stablehlo.uniform_quantize %x : (tensor<4xf32>) -> tensor<{QUANTIZED}>
+    %y = stablehlo.dot_general %q, %w, contracting_dims = [0] x [0] :
+      (tensor<{QUANTIZED}>, tensor<{weights}>) -> tensor<2x!quant.uniform<i8:f32, 2.0>>
+    %z = stablehlo.uniform_dequantize %y :
+      (tensor<2x!quant.uniform<i8:f32, 2.0>>) -> tensor<2xf32>
+    return %z, %q : tensor<2xf32>, tensor<{QUANTIZED}>"""
+    arguments = f"%x: tensor<4xf32>, %w: tensor<{weights}>"
+    text = module(body, arguments, f"(tensor<2xf32>, tensor<{QUANTIZED}>)")
+    program = read_module_program(text)
+    x = jnp.array([1.1, -2.0, 100.0, 0.25])
+    w = jnp.array([[2, 4], [8, -4], [1, 0], [0, 127]], "int8")
+    scaled, stored = program(x, w)
+    assert (stored.tolist(), stored.dtype) == ([5, -1, 127, 4], "int8")  # 3.5 is even as 4
+    rows = (stored.astype("float32") - 3) * 0.5
+    wanted = 2 * np.round(rows @ (w * np.array([0.5, 0.25])) / 2)
+    assert scaled.tolist() == wanted.tolist()
+
+
+def test_an_operation_without_a_meaning_for_quantized_values_is_refused():
+    scalar = QUANTIZED[2:]
+    body = f"""
+    %r = "stablehlo.sort"(%x) ({{
+    ^bb0(%a: tensor<{scalar}>, %b: tensor<{scalar}>):
+      %p = stablehlo.compare LT, %a, %b : (tensor<{scalar}>, tensor<{scalar}>) -> tensor<i1>
+      stablehlo.return %p : tensor<i1>
+    }}) : (tensor<{QUANTIZED}>) -> tensor<{QUANTIZED}>
+    return %r : tensor<{QUANTIZED}>"""
+    text = module(body, f"%x: tensor<{QUANTIZED}>", f"tensor<{QUANTIZED}>")
+    with pytest.raises(UnsupportedError, match=r"stablehlo\.sort at m\.mlir:3 .*quantized values"):
+        read_module_program(text, "m.mlir")
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+def test_dynamic_operations_of_known_sizes_are_static_ones():
+    body = """
+    %s = stablehlo.constant dense<[2, 3]> : tensor<2xi64>
+    %p = stablehlo.constant dense<[0, 0]> : tensor<2xi64>
+    %h = stablehlo.constant dense<[0, 1]> : tensor<2xi64>
+    %y = stablehlo.dynamic_broadcast_in_dim %x, %s, dims = [1]
+      : (tensor<3xf32>, tensor<2xi64>) -> tensor<2x3xf32>
+    %i = stablehlo.dynamic_iota %s, dim = 0 : (tensor<2xi64>) -> tensor<2x3xf32>
+    %z = stablehlo.add %y, %i : tensor<2x3xf32>
+    %o = stablehlo.constant dense<7.0> : tensor<f32>
+    %w = stablehlo.dynamic_pad %z, %o, %p, %h, %p
+      : (tensor<2x3xf32>, tensor<f32>, tensor<2xi64>, tensor<2xi64>, tensor<2xi64>)
+      -> tensor<2x4xf32>
+    %r = stablehlo.dynamic_reshape %w, %q : (tensor<2x4xf32>, tensor<1xi64>) -> tensor<8xf32>
+    return %r : tensor<8xf32>"""
+    arguments = "%x: tensor<3xf32>, %q: tensor<1xi64>"
+    program = read_module_program(module(body, arguments, "tensor<8xf32>"))
+    with jax.enable_x64(True):
+        result = program(jnp.array([0, 1, 2], "float32"), jnp.array([8]))
+    assert result.tolist() == [0, 1, 2, 7, 1, 2, 3, 7]
+
+
+def test_sizes_by_the_value_of_an_argument_are_refused():
+    body = """
+    %s = stablehlo.reshape %n : (tensor<i32>) -> tensor<1xi32>
+    %i = stablehlo.dynamic_iota %s, dim = 0 : (tensor<1xi32>) -> tensor<?xf32>
+    %y = stablehlo.add %i, %x : tensor<?xf32>
+    return %y : tensor<?xf32>"""
+    text = module(body, "%n: tensor<i32>, %x: tensor<?xf32>", "tensor<?xf32>")
+    with pytest.raises(ProgramFileError, match=r"shapes: 'stablehlo\.dynamic_iota' .* m\.mlir:4"):
+        read_module_program(text, "m.mlir", [(), (5,)])
+
+
 def test_sizes_follow_from_shapes():
     scope = jax.export.SymbolicScope()
     (n,) = jax.export.symbolic_shape("n", scope=scope)
@@ -320,18 +458,18 @@ def test_an_attribute_that_no_rule_knows_is_refused_with_the_number_of_others():
     assert str(raised.value) == f"{message} (2 more of its kind)"
 
 
+#: A type of StableHLO without a dtype.
+SIX_BITS = "tensor<3xf6E2M3FN>"
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         (b"func.func @main() {", "m.mlir:1:18: expected operation name"),
         (b"module {}", "no function 'main'"),
         (
-            module(
-                "return %x : tensor<3x!quant.uniform<i8:f32, 1.0>>",
-                *["%x: tensor<3x!quant.uniform<i8:f32, 1.0>>"],
-                "tensor<3x!quant.uniform<i8:f32, 1.0>>",
-            ),
-            "elements of !quant.uniform",
+            module(f"return %x : {SIX_BITS}", f"%x: {SIX_BITS}", SIX_BITS),
+            "elements of f6E2M3FN",
         ),
     ],
 )
@@ -432,7 +570,7 @@ def test_a_kept_operation_has_its_regions_and_functions():
       %1:2 = "stablehlo.sort"(%0, %y) ({
         ^bb0(%a: tensor<f32>, %b: tensor<f32>, %c: tensor<f32>, %d: tensor<f32>):
         %left = stablehlo.add %a, %c : tensor<f32>
-        %right = stablehlo.add %b, %d : tensor<f32>
+        %right = stablehlo.add %d, %b : tensor<f32>
         %less = stablehlo.compare LT, %left, %right : (tensor<f32>, tensor<f32>) -> tensor<i1>
         stablehlo.return %less : tensor<i1>
       }) : (tensor<3xf32>, tensor<3xf32>) -> (tensor<3xf32>, tensor<3xf32>)

@@ -17,6 +17,7 @@ from jax.extend.core import primitives
 from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
 
 from jaxprtool.formats.stablehlo.reader import (
+    LAZY,
     Lazy,
     Operation,
     Splat,
@@ -41,7 +42,6 @@ _UNARY: Mapping[str, Callable[[Any], Any]] = {
     "exponential": lax.exp,
     "exponential_minus_one": lax.expm1,
     "floor": lax.floor,
-    "imag": lax.imag,
     "is_finite": lax.is_finite,
     "log": lax.log,
     "log_plus_one": lax.log1p,
@@ -49,7 +49,6 @@ _UNARY: Mapping[str, Callable[[Any], Any]] = {
     "negate": lax.neg,
     "not": lax.bitwise_not,
     "popcnt": lax.population_count,
-    "real": lax.real,
     "round_nearest_afz": partial(lax.round, rounding_method=lax.RoundingMethod.AWAY_FROM_ZERO),
     "round_nearest_even": partial(lax.round, rounding_method=lax.RoundingMethod.TO_NEAREST_EVEN),
     "rsqrt": lax.rsqrt,
@@ -104,6 +103,20 @@ BINARY: Mapping[str, Callable[..., Any]] = {
 }
 
 
+#: What the operations of numbers are on booleans, which `lax` refuses.
+_OF_BOOLEANS: Mapping[Any, Callable[..., Any]] = {lax.add: lax.bitwise_or, lax.mul: lax.bitwise_and}
+
+
+def binary(name: str, element_type: Any) -> Callable[..., Any] | None:
+    """Return the function of `lax` for an operation of two operands; None for another one."""
+    function = BINARY.get(name)
+    return _of(str(element_type) == "i1", function)
+
+
+def _of(is_boolean: bool, function: Any) -> Any:
+    return _OF_BOOLEANS.get(function, function) if is_boolean else function
+
+
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
     def apply(op: Operation, *operands: Any) -> Any:
         _require_default_accuracy(op)
@@ -116,7 +129,8 @@ def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
     @lazy
     def apply(op: Operation, *operands: Any) -> Any:
         _require_default_accuracy(op)
-        return function(*with_scalars(operands))
+        is_boolean = op.operand_types()[0].dtype == np.bool_
+        return _of(is_boolean, function)(*with_scalars(operands))
 
     return apply
 
@@ -142,6 +156,65 @@ for _name, _function in _CHLO.items():
     rule(stablehlo_rules, f"chlo.{_name}", f"mhlo.{_name}")(_elementwise(_function))
 for _name, _function in BINARY.items():
     rule(stablehlo_rules, _name)(_binary(_function))
+
+
+def also(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of a further rule for an operation, for operands that are `Lazy`.
+
+    If it returns None, the rule applies that the operation had.
+    """
+    plain = stablehlo_rules[name]
+
+    def add(function: Callable[..., Any]) -> Callable[..., Any]:
+        @rule(stablehlo_rules, name)
+        @lazy
+        def apply(op: Operation, *operands: Any) -> Any:
+            result = function(op, *operands)
+            return plain(op, *operands) if result is None else result
+
+        return apply
+
+    return add
+
+
+@rule(stablehlo_rules, "stablehlo.real")
+def _(op: Operation, x: Any) -> Any:
+    return lax.real(x) if jax.numpy.iscomplexobj(x) else x
+
+
+@rule(stablehlo_rules, "stablehlo.imag")
+def _(op: Operation, x: Any) -> Any:
+    return lax.imag(x) if jax.numpy.iscomplexobj(x) else lax.full_like(x, 0)
+
+
+@also("stablehlo.power")
+def _(op: Operation, x: Any, y: Any) -> Any:
+    """Return powers of integers; XLA's of a negative exponent is rounded towards zero."""
+    dtype = op.result_type.dtype
+    if not jax.dtypes.issubdtype(dtype, np.integer):
+        return None
+    if isinstance(y, Splat) and y.scalar >= 0:
+        return lax.integer_pow(forced(x), int(y.scalar))
+    base, exponent = forced(x), forced(y)
+    one = lax.full_like(base, 1)
+
+    def square(values: Any) -> Any:
+        power, base, exponent = values
+        is_odd = lax.ne(lax.bitwise_and(exponent, one), lax.full_like(one, 0))
+        power = lax.select_n(is_odd, power, lax.mul(power, base))
+        return power, lax.mul(base, base), lax.shift_right_logical(exponent, one)
+
+    def goes_on(values: Any) -> Any:
+        return lax.reduce_or(lax.ne(values[2], lax.full_like(one, 0)), range(one.ndim))
+
+    power = lax.while_loop(goes_on, square, (one, base, exponent))[0]
+    if not jax.dtypes.issubdtype(dtype, np.signedinteger):
+        return power
+    # The powers of 1 and -1 repeat, so that the bits of a negative exponent give them.
+    is_unit = lax.eq(lax.abs(base), one)
+    is_inverse = lax.bitwise_and(lax.lt(exponent, lax.full_like(one, 0)), lax.bitwise_not(is_unit))
+    return lax.select_n(is_inverse, power, lax.full_like(one, 0))
+
 
 _COMPARISONS = {
     "EQ": lax.eq,
@@ -255,6 +328,68 @@ def _(op: Operation, *operands: Any) -> Any:
     return function(*operands)
 
 
+# --- broadcasting ---------------------------------------------------------------------------------
+# Operations of CHLO that broadcast their operands as NumPy does.
+
+
+def _broadcasting(name: str) -> Callable[..., Any]:
+    """Return the rule for an operation on operands of its result's shape, with broadcasting."""
+    function = stablehlo_rules[name]
+
+    @lazy
+    def apply(op: Operation, *operands: Any) -> Any:
+        shape = op.result_type.shape
+        dimensions = op.take("broadcast_dimensions")
+        rank = min(len(kind.shape) for kind in op.operand_types())
+        if dimensions not in (None, [*range(len(shape) - rank, len(shape))]):
+            raise op.refused(f"broadcast_dimensions = {dimensions}, not those of NumPy")
+        values = [_broadcast(operand, shape) for operand in operands]
+        return function(op, *(values if function in LAZY else map(forced, values)))
+
+    return apply
+
+
+def _broadcast(x: Any, shape: Sequence[int]) -> Any:
+    if isinstance(x, Splat):
+        return Splat(x.scalar, shape)
+    value = forced(x)
+    if value.shape == shape:
+        return x
+    missing = len(shape) - len(value.shape)
+    return lax.broadcast_in_dim(value, shape, tuple(range(missing, len(shape))))
+
+
+for _name, _of_chlo in {
+    **{name: name.replace("stablehlo", "chlo") for name in BINARY},
+    "stablehlo.compare": "chlo.compare",
+    "stablehlo.select": "chlo.select",
+    **{f"chlo.{name}": f"chlo.{name}" for name in _CHLO},
+}.items():
+    rule(stablehlo_rules, _of_chlo.replace(".", ".broadcast_"))(_broadcasting(_name))
+
+
+@rule(stablehlo_rules, "chlo.constant_like")
+@lazy
+def _(op: Operation, x: Any) -> Any:
+    kind = op.result_type
+    return Splat(np.array(op.take("value")).astype(kind.dtype)[()], kind.shape)
+
+
+@rule(stablehlo_rules, "chlo.is_inf")
+def _(op: Operation, x: Any) -> Any:
+    return lax.eq(lax.abs(x), np.array(np.inf, x.dtype))
+
+
+@rule(stablehlo_rules, "chlo.is_pos_inf")
+def _(op: Operation, x: Any) -> Any:
+    return lax.eq(x, np.array(np.inf, x.dtype))
+
+
+@rule(stablehlo_rules, "chlo.is_neg_inf")
+def _(op: Operation, x: Any) -> Any:
+    return lax.eq(x, np.array(-np.inf, x.dtype))
+
+
 # --- counts ---------------------------------------------------------------------------------------
 # JAX counts the elements of an array in 64 bits, even where 64-bit types are disabled, and splits
 # the counts into two words of 32 bits (`jax.random.bits`). Written in 64 bits, the program could
@@ -295,32 +430,13 @@ def _counted(count: Count) -> Any:
     return count if count.fits() else forced(count)
 
 
-@rule(stablehlo_rules, "stablehlo.iota")
+@rule(stablehlo_rules, "stablehlo.iota", "stablehlo.dynamic_iota")
 @lazy
-def _(op: Operation) -> Any:
+def _(op: Operation, *shape: Any) -> Any:
     axis, aval = op.take("iota_dimension"), op.result_type
     if aval.dtype == np.uint64:
         return _counted(Count(aval.shape, [int(i == axis) for i in range(len(aval.shape))]))
     return lax.broadcasted_iota(aval.dtype, aval.shape, axis)
-
-
-def also(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of a further rule for an operation, for operands that are `Lazy`.
-
-    If it returns None, the rule applies that the operation had.
-    """
-    plain = stablehlo_rules[name]
-
-    def add(function: Callable[..., Any]) -> Callable[..., Any]:
-        @rule(stablehlo_rules, name)
-        @lazy
-        def apply(op: Operation, *operands: Any) -> Any:
-            result = function(op, *operands)
-            return plain(op, *operands) if result is None else result
-
-        return apply
-
-    return add
 
 
 @also("stablehlo.multiply")
@@ -347,11 +463,14 @@ def _(op: Operation, x: Any, y: Any) -> Any:
 
 
 # --- shapes ---------------------------------------------------------------------------------------
+# The operand of a dynamic operation that says the shape is that of the type, or it has no meaning.
 
 
-@rule(stablehlo_rules, "stablehlo.broadcast_in_dim")
+@rule(stablehlo_rules, "stablehlo.broadcast_in_dim", "stablehlo.dynamic_broadcast_in_dim")
 @lazy
-def _(op: Operation, x: Any) -> Any:
+def _(op: Operation, x: Any, *output_shape: Any) -> Any:
+    for name in ("known_expanding_dimensions", "known_nonexpanding_dimensions"):
+        op.attributes.pop(name, None)
     shape, dims = op.result_type.shape, tuple(op.take("broadcast_dimensions"))
     if isinstance(x, Splat):
         return Splat(x.scalar, shape)
@@ -367,9 +486,9 @@ def _(op: Operation, x: Any) -> Any:
     return lax.broadcast(x, op.take("broadcast_sizes"))
 
 
-@rule(stablehlo_rules, "stablehlo.reshape")
+@rule(stablehlo_rules, "stablehlo.reshape", "stablehlo.dynamic_reshape")
 @lazy
-def _(op: Operation, x: Any) -> Any:
+def _(op: Operation, x: Any, *output_shape: Any) -> Any:
     shape = op.result_type.shape
     return Splat(x.scalar, shape) if isinstance(x, Splat) else lax.reshape(forced(x), shape)
 

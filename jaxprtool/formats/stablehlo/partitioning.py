@@ -19,7 +19,7 @@ from jax.extend.mlir.dialects import sdy as sdy_dialect
 from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from jaxprtool.formats.stablehlo.operations import BINARY, also
+from jaxprtool.formats.stablehlo.operations import also, binary
 from jaxprtool.formats.stablehlo.reader import (
     Lazy,
     Operation,
@@ -431,8 +431,8 @@ _REDUCTIONS: dict[Any, Callable[..., Any]] = {
 }
 
 _REDUCERS: dict[Any, Callable[..., Any]] = {
-    lax.add: lax.reduce_or,  # of booleans
-    lax.max: lax.reduce_or,
+    lax.add: lax.reduce_sum,
+    lax.max: lax.reduce_or,  # of booleans
     lax.min: lax.reduce_and,
     lax.mul: lax.reduce_prod,
     lax.bitwise_and: lax.reduce_and,
@@ -452,7 +452,7 @@ def _combiner(block: Any) -> Any | None:
     """
     match [step for step in operations_in(block) if step.name != "sdy.sharding_constraint"]:
         case [op, _] if {*op.operands} == {*block.arguments}:
-            combine = BINARY.get(op.name)
+            combine = binary(op.name, block.arguments[0].type.element_type)
             return combine if combine in _REDUCERS else None
     return None
 

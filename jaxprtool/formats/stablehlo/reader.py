@@ -66,12 +66,12 @@ StableHloRule: TypeAlias = Callable[..., Any]
 stablehlo_rules: RuleTable[StableHloRule] = RuleTable()
 
 #: Rules that take operands as they are, with those that are `Lazy`.
-_LAZY: set[StableHloRule] = set()
+LAZY: set[StableHloRule] = set()
 
 
 def lazy(function: StableHloRule) -> StableHloRule:
     """Mark a rule that takes `Lazy` operands."""
-    _LAZY.add(function)
+    LAZY.add(function)
     return function
 
 
@@ -202,6 +202,8 @@ def parsed_module(data: bytes, path: str) -> Iterator[Any]:
     """
     with mlir.make_ir_context() as context:
         context.allow_unregistered_dialects = True
+        if b"quant" in data:
+            jaxcompat.load_quantized_types(context)
         try:
             if data.startswith(_BYTECODE) and b"StableHLO_v" in data[:64]:
                 module = jax_mlir.deserialize_portable_artifact(data)
@@ -244,6 +246,9 @@ def read_module_program(
         reader = ModuleReader(module, path, opaque)
         if reader.has_open_sizes and (shapes := shapes or reader.shapes()) is not None:
             reader = ModuleReader(reader.refined(shapes), path, opaque)
+        if reader.has_quantized_types:
+            reader.lower_quantized()
+            reader = ModuleReader(reader.module, path, opaque)
         return reader.program()
 
 
@@ -286,6 +291,7 @@ class ModuleReader:
         self.values: dict[Any, Any] = {}
         self.functions: dict[str, Any] = {}
         self.symbols: dict[str, Any] = {}
+        self._names: set[str] = set()  # of operations
         for view in module.body.operations:
             op = view.operation
             if "sym_name" in op.attributes:
@@ -330,6 +336,7 @@ class ModuleReader:
         kinds: set[Any] = set()
 
         def visit(op: Any) -> Any:
+            self._names.add(op.name)
             for result in op.results:
                 kinds.add(result.type)
             return ir.WalkResult.ADVANCE
@@ -342,8 +349,44 @@ class ModuleReader:
 
     @property
     def has_open_sizes(self) -> bool:
-        """Whether the module does not say the size of all its values."""
-        return any(not getattr(kind, "has_static_shape", True) for kind in self._kinds)
+        """Whether the module does not say all sizes in types and attributes."""
+        is_open = any(not getattr(kind, "has_static_shape", True) for kind in self._kinds)
+        return is_open or not self._names.isdisjoint(_OF_OPEN_SIZES)
+
+    @property
+    def has_quantized_types(self) -> bool:
+        """Whether the module has quantized values."""
+        return any("!quant." in str(kind) for kind in self._kinds)
+
+    def lower_quantized(self) -> None:
+        """Compute with the integers that store quantized values, as StableHLO defines it.
+
+        Raises:
+            UnsupportedError: If jaxlib does not lower an operation on quantized values.
+        """
+        try:
+            jaxcompat.lower_quantized(self.module)
+        except Exception as error:  # jaxlib's errors have no common class
+            illegal = re.search(r"failed to legalize operation '([^']*)'", str(error))
+            for op in self._operations(illegal[1]) if illegal else ():
+                if any("!quant." in str(x.type) for x in (*op.operands, *op.results)):
+                    refused = self.refused(op, "jaxlib lacks it for these quantized values")
+                    refused.hint = None
+                    raise refused from error
+            why = self._first_complaint(error)
+            raise UnsupportedError(f"{self.path}: quantized values: {why}") from error
+
+    def _operations(self, name: str) -> list[Any]:
+        """Return all operations of a name."""
+        operations: list[Any] = []
+
+        def visit(op: Any) -> Any:
+            if op.name == name:
+                operations.append(op)
+            return ir.WalkResult.ADVANCE
+
+        self.module.operation.walk(visit)
+        return operations
 
     def shapes(self) -> list[Sequence[int]] | None:
         """Return the shapes of the arguments of the program; None if the module leaves one open."""
@@ -370,7 +413,8 @@ class ModuleReader:
             code = mlir.module_to_bytecode(self.module)
             return ir.Module.parse(jax_mlir.refine_polymorphic_shapes(code))
         except Exception as error:  # jaxlib's errors have no common class
-            message = f"{self.path}: its sizes do not follow from the shapes: {described(error)}"
+            why = self._first_complaint(error)
+            message = f"{self.path}: its sizes do not follow from the shapes: {why}"
             raise ProgramFileError(message) from error
 
     @cached_property
@@ -517,7 +561,7 @@ class ModuleReader:
         if function is None:
             raise operation.refused("there is no rule for it")
         values = [self.values[operand] for operand in operation.op.operands]
-        if function not in _LAZY:
+        if function not in LAZY:
             values = [forced(value) for value in values]
         try:
             results = function(operation, *values)
@@ -676,6 +720,15 @@ class ModuleReader:
             None if self.opaque else "--opaque keeps it as an equation that can be shown",
         )
 
+    def _first_complaint(self, error: Exception) -> str:
+        """Return the first complaint of a pass of jaxlib, with its place."""
+        place = r'"?([^\s"]+)"?:(\d+):\d+: '
+        match = re.search(f"{place}error: (.*)|error: {place}(.*)", str(error))
+        if match is None:
+            return described(error)
+        file, line, why = filter(None, match.groups())
+        return f"{why.strip()} at {self.path if file == _TEXT_OF_MODULE else file}:{line}"
+
     # --- locations ----------------------------------------------------------------------------
 
     def _frames_and_path(self, location: Any) -> tuple[list[UserFrame], list[str]]:
@@ -735,6 +788,12 @@ TOKEN = "!stablehlo.token"
 _TEXT_OF_MODULE = "-"
 
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return", "mhlo.return"))
+
+#: Operations whose operands are what other operations have as attributes.
+_OF_OPEN_SIZES = frozenset(
+    f"stablehlo.{name}"
+    for name in ("dynamic_conv", "dynamic_gather", "dynamic_pad", "real_dynamic_slice")
+)
 
 #: Attributes of donated arguments.
 _DONORS = ("jax.buffer_donor", "tf.aliasing_output")

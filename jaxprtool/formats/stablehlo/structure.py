@@ -20,9 +20,9 @@ from jax.extend.mlir.dialects import stablehlo as stablehlo_dialect
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.stablehlo.operations import (
-    BINARY,
     Choice,
     Clamped,
+    binary,
     with_vector_last,
 )
 from jaxprtool.formats.stablehlo.reader import (
@@ -52,12 +52,9 @@ def operations_in(block: Any) -> list[Any]:
 def combiner(block: Any) -> Callable[[Any, Any], Any] | None:
     """Return the function of `lax` that a region of two arguments is; None if it is another one."""
     match operations_in(block):
-        case [op, end] if (
-            BINARY.get(op.name) in _COMMUTATIVE
-            and [*end.operands] == [*op.results]
-            and {*op.operands} == {*block.arguments}
-        ):
-            return BINARY[op.name]
+        case [op, end] if [*end.operands] == [*op.results] and {*op.operands} == {*block.arguments}:
+            named = binary(op.name, block.arguments[0].type.element_type)
+            return named if named in _COMMUTATIVE else None
     return None
 
 
@@ -378,7 +375,7 @@ def _(op: Operation, *operands: Any) -> Any:
             return primitives.sort_p.bind(*operands, num_keys=keys, **options)
     key = _single_key(op.block())
     if key is None:
-        raise op.refused("its comparison is not one by `lax.sort` or by a single operand")
+        return _sorted_by_computed_key(op, operands, options)
     position, is_ascending, is_total = key
     encode, decode = _order(operands[position].dtype, is_ascending, is_total)
     rest = [x for i, x in enumerate(operands) if i != position]
@@ -416,6 +413,66 @@ def _single_key(block: Any) -> tuple[int, bool, bool] | None:
                     ascends = ("LT>" in direction) == (places[0] < places[1])
                     return places[0] // 2, ascends, _is_total(op)
     return None
+
+
+def _sorted_by_computed_key(
+    op: Operation, operands: Sequence[Any], options: Mapping[str, Any]
+) -> list[Any]:
+    """Sort by what a comparison computes of each of its two elements, in the same way."""
+    block = op.block()
+    compare = _definition(operations_in(block)[-1].operands[0])
+    direction, expressions = "", []
+    if compare is not None and compare.name == "stablehlo.compare":
+        direction = str(compare.attributes["comparison_direction"])
+        expressions = [_expression(x, block, parity) for parity, x in enumerate(compare.operands)]
+    is_ordered = "LT>" in direction or "GT>" in direction
+    if (
+        compare is None
+        or not is_ordered
+        or None in expressions
+        or len({*map(str, expressions)}) > 1
+    ):
+        raise op.refused("its comparison is not one by `lax.sort`, or of one key of each element")
+    body, reader, first = op.body(), op.reader, compare.operands[0]
+
+    def key(*elements: Any) -> Any:
+        body(*(x for x in elements for _ in range(2)))
+        return reader.value(first)
+
+    for _axis in operands[0].shape:
+        key = jax.vmap(key)
+    keys = key(*operands)
+    encode, _ = _order(keys.dtype, "LT>" in direction, _is_total(compare))
+    return primitives.sort_p.bind(encode(keys), *operands, num_keys=1, **options)[1:]
+
+
+def _expression(value: Any, block: Any, parity: int) -> list[str] | None:
+    """Return how a block computes a value of its arguments of a parity; None if of others too."""
+    arguments = [*block.arguments]
+    numbers: dict[Any, int] = {}
+    lines: list[str] = []
+
+    def visit(value: Any) -> bool:
+        if value in numbers:
+            return True
+        if value in arguments:
+            place, of = divmod(arguments.index(value), 2)
+            text, is_known = f"argument {place}", of == parity
+        else:
+            owner, is_known = _definition(value), True
+            if owner is None or len(owner.regions) or len(owner.results) != 1:
+                return False
+            is_inside = owner.block == block or owner.name == "stablehlo.constant"
+            if not is_inside or not all(map(visit, owner.operands)):
+                return False
+            names = attribute_names(owner.attributes)
+            attributes = [f"{name}={owner.attributes[name]}" for name in names]
+            text = f"{owner.name} {[numbers[x] for x in owner.operands]} {attributes} {value.type}"
+        numbers[value] = len(numbers)
+        lines.append(text)
+        return is_known
+
+    return lines if visit(value) else None
 
 
 def _order(

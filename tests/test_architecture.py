@@ -81,8 +81,8 @@ def modules():
 def imports(path):
     """Return the modules that a file imports, except those under TYPE_CHECKING.
 
-    A string that names a module, or begins the name of one, is given to `import_module`. The
-    module of the package itself is a table of such names, for everyone.
+    A string that names a module, begins the name of one, or is "module:name", is imported by name.
+    The module of the package itself is a table of such names, for everyone.
     """
     nodes = parsed(path)
     typing_only = {
@@ -101,9 +101,14 @@ def imports(path):
             found += [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             name = node.value.removesuffix(".")
+            name = name.partition(":")[0] if re.fullmatch(r"[\w.]+:\w+", name) else name
             if name.startswith("jaxprtool.") and name in modules().keys() - GROUPS:
                 found.append(name)
     return found
+
+
+#: The page that declares all commands: it names the module of each, of all chapters.
+DECLARATIONS = PACKAGE / "commands" / "__init__.py"
 
 
 def room_of(name):
@@ -126,7 +131,7 @@ def test_imports_go_downward(part):
     upward = []
     for path in modules().values():
         here = room(path)
-        if path.relative_to(PACKAGE).parts[0] != part:
+        if path.relative_to(PACKAGE).parts[0] != part or path == DECLARATIONS:
             continue
         for name in imports(path):
             parts = name.split(".")
@@ -164,7 +169,7 @@ def test_imports_inside_a_package_go_downward(here):
     floors = [floor.split() for floor in INNER_FLOORS[here].split("|")]
     level = {name: i for i, floor in enumerate(floors) for name in floor}
     found, upward = set(), []
-    for path in (PACKAGE / here).rglob("*.py"):
+    for path in {*(PACKAGE / here).rglob("*.py")} - {DECLARATIONS}:
         own = path.relative_to(PACKAGE / here).parts[0].removesuffix(".py")
         found.add(own)
         for name in imports(path):
@@ -175,8 +180,7 @@ def test_imports_inside_a_package_go_downward(here):
     assert found - {"__init__"} == level.keys() and upward == []
 
 
-#: The layers in a chapter of `commands`; all other files are computations, which stand below. The
-#: command of a chapter without `command.py` is in its package.
+#: The layers in a chapter of `commands`; all other files are computations, which stand below.
 CHAPTER = {
     **dict.fromkeys(("command", "config", "notebook", "record", "steps"), 2),
     **dict.fromkeys(("page", "table"), 1),
@@ -190,10 +194,8 @@ def test_a_computation_imports_no_table_and_a_table_no_command():
         level = CHAPTER.get(path.stem, 0)
         for name in imports(path):
             parts = name.split(".")
-            inside = parts[:3] == ["jaxprtool", "commands", chapter] and path.stem != "__init__"
-            own = name in modules() or ".".join(parts[:4]) in modules()
-            there = CHAPTER.get("".join(parts[3:4]), 0) if own else CHAPTER["command"]
-            if inside and there > level:
+            inside = parts[:3] == ["jaxprtool", "commands", chapter]
+            if inside and CHAPTER.get("".join(parts[3:4]), 0) > level:
                 upward.append(f"{path.relative_to(PACKAGE)} imports {name}")
     assert upward == []
 
@@ -218,7 +220,7 @@ def test_only_the_browser_imports_textual():
     }
     assert users == {("commands", "textual")}
     # The command imports it only when it runs.
-    top = ast.parse((PACKAGE / "commands" / "browse" / "__init__.py").read_text()).body
+    top = ast.parse((PACKAGE / "commands" / "browse" / "command.py").read_text()).body
     modules = [node.module for node in top if isinstance(node, ast.ImportFrom)]
     assert modules and not any("browse." in module for module in modules)
 
@@ -507,11 +509,10 @@ def test_commands_know_no_pass_by_name():
     chapters = PACKAGE / "commands"
     for path in [
         *(PACKAGE / "cli").glob("*.py"),
-        *chapters.glob("*/__init__.py"),
         *chapters.glob("*/command.py"),
         *chapters.glob("*.py"),
     ]:
-        name = path.parent.name if path.stem in ("__init__", "command") else path.stem
+        name = path.parent.name if path.stem == "command" else path.stem
         texts = {node.value for node in parsed(path) if type(node) is ast.Constant}
         if named := texts & ours.keys():
             found[name] = named

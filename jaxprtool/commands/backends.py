@@ -8,21 +8,12 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.launch import start_jax
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jax import Device
 
     from jaxprtool.commands.explain.explanation import BackendsDocument
     from jaxprtool.execute.running.backends import Survey
-
-INFO = CommandInfo(
-    panel="Several devices",
-    position=2,
-    summary="List the backends and devices, and those that do not start.",
-    run="jaxprtool.commands.backends:backends_command",
-    documents=("jaxprtool.commands.explain.explanation:BackendsDocument",),
-)
 
 
 @command

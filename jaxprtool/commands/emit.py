@@ -21,20 +21,11 @@ from jaxprtool.formats.emission import (
     picture_format,
 )
 from jaxprtool.ir.documents import document
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
     from jaxprtool.formats.lowering import XlaComputation
     from jaxprtool.ir.program import Program
-
-INFO = CommandInfo(
-    panel="Rewrite and export",
-    position=2,
-    summary="Export to Python, StableHLO, HLO, a graph or jax.export.",
-    run="jaxprtool.commands.emit:emit_command",
-    documents=("jaxprtool.commands.emit:EmitDocument",),
-)
 
 
 _EMITTED = Panel("Format")

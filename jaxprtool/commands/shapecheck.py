@@ -10,16 +10,6 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import FunctionOptions, Tracing, command
-from jaxprtool.registry import CommandInfo
-
-INFO = CommandInfo(
-    panel="Rewrite and export",
-    position=5,
-    summary="Check the types of results for all sizes of the arguments.",
-    run="jaxprtool.commands.shapecheck:shapecheck_command",
-    documents=("jaxprtool.commands.shapecheck:ClaimDocument",),
-)
-
 
 _Target = Annotated[
     str,

@@ -32,7 +32,6 @@ from jaxprtool.cli.options import FUNCTION, PASSES, Panel
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command
 from jaxprtool.errors import ArgumentsError, CheckError, JaxprToolError, TargetError
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.commands.diff.modules import ModuleDiff
@@ -40,13 +39,6 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.render.terminal.tables import Rendering
 
-INFO = CommandInfo(
-    panel="Run and debug",
-    position=9,
-    summary="Show what changes in another environment, such as a newer JAX.",
-    run="jaxprtool.commands.upgrade:upgrade_command",
-    documents=("jaxprtool.commands.upgrade:UpgradeDocument",),
-)
 
 #: The number of runs of each TARGET in each environment, in turns.
 ROUNDS = 3

@@ -8,25 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import FunctionOptions, command, pipeline
-from jaxprtool.commands import show
+from jaxprtool.commands.show.command import write_pages_or_listings
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
 from jaxprtool.ir.notation import expressions
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.mapping.batch import Batch
     from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.documents.programs import PassRun
-
-INFO = CommandInfo(
-    panel="Rewrite and export",
-    position=4,
-    summary="Map a function over an axis, as jax.vmap does.",
-    run="jaxprtool.commands.vmap:vmap_command",
-    documents=("jaxprtool.commands.vmap:VmapDocument",),
-)
 
 
 _MAPPED = Panel("Mapping")
@@ -160,7 +151,7 @@ def vmap_command(
         output.write_text(_summary(batch, program, row))
     if out is None and not json:
         output.write_text("")
-        show.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 def _summary(batch: Batch, program: Program, row: PassRun) -> str:

@@ -28,7 +28,7 @@ import jaxprtool.commands.browse.app, jaxprtool.commands.browse
 from jaxprtool.cli.main import main
 
 jaxprtool.commands.browse.app.browse = print
-jaxprtool.commands.browse._require_terminal = lambda target: None
+jaxprtool.commands.browse.command._require_terminal = lambda target: None
 for line in sys.argv[1:]:
     jax.extend.backend.clear_backends()
     jax.config.update("jax_num_cpu_devices", -1)

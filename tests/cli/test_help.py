@@ -149,7 +149,7 @@ def test_each_command_has_an_example():
 @pytest.mark.parametrize("example", share(sorted(set(examples()))))
 def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jaxprtool.commands.browse._require_terminal", lambda target: None)
+    monkeypatch.setattr("jaxprtool.commands.browse.command._require_terminal", lambda target: None)
     monkeypatch.setattr("jaxprtool.commands.browse.app.browse", print)
     (tmp_path / "samples").symlink_to(ROOT / "samples")
     (tmp_path / "my_passes.py").write_text("")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
 from jaxprtool.cli.app import ErrorDocument
-from jaxprtool.commands import explain
+from jaxprtool.commands.explain import command as explain
 from jaxprtool.commands.explain.explanation import documentation
 from jaxprtool.ir import documents
 from jaxprtool.ir.places import Place

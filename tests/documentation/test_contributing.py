@@ -53,25 +53,21 @@ def test_a_release_that_is_not_listed_is_reported(monkeypatch):
 
 # --- a command, with a document that gets another field -------------------------------------------
 
+DECLARATION = """
+CENSUS = CommandInfo(
+    panel="Look",
+    summary="Count the equations by primitive.",
+    run="jaxprtool.commands.census.command:census_command",
+    documents=("jaxprtool.commands.census.census:Census",),
+    tables=(
+        (
+            "jaxprtool.commands.census.census:Census",
+            "jaxprtool.commands.census.table:census_table",
+        ),
+    ),
+)"""
+
 COMMAND = {
-    "jaxprtool/commands/census/__init__.py": '''
-        """How often a program uses each primitive."""
-
-        from jaxprtool.registry import CommandInfo
-
-        INFO = CommandInfo(
-            panel="Look",
-            summary="Count the equations by primitive.",
-            run="jaxprtool.commands.census.command:census_command",
-            documents=("jaxprtool.commands.census.census:Census",),
-            tables=(
-                (
-                    "jaxprtool.commands.census.census:Census",
-                    "jaxprtool.commands.census.table:census_table",
-                ),
-            ),
-        )
-        ''',
     "jaxprtool/commands/census/census.py": '''
         """How often a program uses each primitive."""
 
@@ -184,7 +180,8 @@ COMMAND = {
 #: Additions below a line: the file, the line, and what follows it.
 COMMAND_LINES = [
     ("pyproject.toml", '[project.entry-points."jaxprtool.commands"]',
-     'census = "jaxprtool.commands.census:INFO"'),
+     'census = "jaxprtool.commands:CENSUS"'),
+    ("jaxprtool/commands/__init__.py", "# --- Look ---", DECLARATION),
     ("docs/index.md", "| [Show](show.md) |", "| [Census](census.md) | equations by primitive |"),
     ("tests/cli/platforms.py", "    backends --json", "    census m.py:f"),
 ]  # fmt: skip
@@ -476,6 +473,7 @@ def test_a_primitive_and_a_loop_are_supported(copy):
 def test_the_tests_that_the_recipes_name_pass(copy):
     for module in ("json_page", "lint_page"):  # as `nox -s docs`
         run(copy, "-m", f"tests.documentation.{module}")
-    run(copy, "-m", "ruff", "check", *COMMAND, *PASS, *RULE)
-    run(copy, "-m", "ruff", "format", "--check", *COMMAND, *PASS, *RULE)
+    written = ("jaxprtool/commands/__init__.py", *COMMAND, *PASS, *RULE)
+    run(copy, "-m", "ruff", "check", *written)
+    run(copy, "-m", "ruff", "format", "--check", *written)
     run(copy, "-m", "pytest", "-n", "0", "-m", "not proof", *TESTS)

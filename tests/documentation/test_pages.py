@@ -8,7 +8,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool import extend, testing
-from jaxprtool.commands import explain
+from jaxprtool.commands.explain import command as explain
 from tests.documentation import jax_internals, json_page, lint_page, picture
 from tests.documentation.blocks import PAGES, ROOT
 from tests.documentation.documents import (

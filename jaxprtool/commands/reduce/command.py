@@ -12,7 +12,7 @@ import typer
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.commands import show
+from jaxprtool.commands.show.command import write_pages
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.files import check_path
 from jaxprtool.formats.emission import STDOUT, Emission, format_of
@@ -132,7 +132,7 @@ def reduce_command(
     if json:
         output.write_json(reduction)
     elif out is None:
-        show.write_pages([(reduction.program.name, reduction.program)])
+        write_pages([(reduction.program.name, reduction.program)])
     _print_summary(reduction)
     if reduction.interrupted:
         raise typer.Exit(130)

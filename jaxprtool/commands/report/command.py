@@ -12,10 +12,10 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Compiled, Panel
 from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import Session, command, only_program
-from jaxprtool.commands import show
 from jaxprtool.commands.lint.command import configured_codes, require_whole
 from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
 from jaxprtool.commands.shardings.command import compiled_partition
+from jaxprtool.commands.show.command import write_states
 from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError
 from jaxprtool.recording.folder import PAGE, recorded_run, run_and_program
 
@@ -120,7 +120,7 @@ def report_command(
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
     views = partial(report_views, figures)
-    show.write_states(steps.states(watcher, programs), shown, out, views)
+    write_states(steps.states(watcher, programs), shown, out, views)
     if json:
         output.write_json(ReportDocument(out, os.path.getsize(out), figures.summaries))
     elif out != output.STDOUT:

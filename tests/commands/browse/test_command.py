@@ -34,7 +34,7 @@ def test_a_program_on_stdin_leaves_no_keyboard_input(cli):
 @pytest.fixture
 def on_terminal(monkeypatch):
     """Make the streams pass for a terminal."""
-    monkeypatch.setattr("jaxprtool.commands.browse._require_terminal", lambda target: None)
+    monkeypatch.setattr("jaxprtool.commands.browse.command._require_terminal", lambda target: None)
 
 
 #: The escape sequences that restore the previous screen and its cursor.

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxprtool.commands.serve import answer_line
+from jaxprtool.commands.serve.command import answer_line
 from jaxprtool.commands.serve.workers import Answer
 
 FILES = {

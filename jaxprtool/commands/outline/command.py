@@ -14,7 +14,6 @@ from jaxprtool.cli.output import OnProgress, silent
 from jaxprtool.cli.running import Ready, printed_by_functions, ready, require_device
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.errors import OutputError
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
@@ -24,14 +23,6 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.ir.repetition import Repetition
     from jaxprtool.passes.loops.outline import Outline
-
-INFO = CommandInfo(
-    panel="Measure",
-    position=6,
-    summary="Show code that repeats, and what shortens compilation.",
-    run="jaxprtool.commands.outline:outline_command",
-    documents=("jaxprtool.commands.outline.table:OutlineDocument",),
-)
 
 
 _OUTLINED = Panel("Outlining")

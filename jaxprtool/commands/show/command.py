@@ -18,7 +18,6 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Named, Session, command, only_program
 from jaxprtool.errors import OutputError, did_you_mean
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.stats import Stats
@@ -28,25 +27,6 @@ if TYPE_CHECKING:
     from jaxprtool.render.terminal.listing import Listing, ShowOptions
     from jaxprtool.render.terminal.tables import Rendering
     from jaxprtool.render.views import Lines
-
-INFO = CommandInfo(
-    panel="Look",
-    position=1,
-    summary="Show a function's jaxpr in JAX's own notation.",
-    run="jaxprtool.commands.show:show_command",
-    documents=(
-        "jaxprtool.commands.show:ShowDocument",
-        "jaxprtool.commands.show:StatsDocument",
-        "jaxprtool.commands.show.modules:ModuleListingDocument",
-        "jaxprtool.recording.recorded_run:Run",
-    ),
-    tables=(
-        (
-            "jaxprtool.analysis.stats:Stats",
-            "jaxprtool.commands.show.table:stats_tables",
-        ),
-    ),
-)
 
 
 _SHOWN = Panel("Contents")

@@ -16,10 +16,9 @@ from jaxprtool.cli.running import (
     save_arrays,
 )
 from jaxprtool.cli.session import FunctionOptions, command, pipeline
-from jaxprtool.commands import show
+from jaxprtool.commands.show.command import write_pages_or_listings
 from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.commands.unzip.table import UnzipDocument
@@ -27,14 +26,6 @@ if TYPE_CHECKING:
     from jaxprtool.ir.frames import Frames
     from jaxprtool.ir.program import Program
     from jaxprtool.passes.unzip import VariableLeaf
-
-INFO = CommandInfo(
-    panel="Rewrite and export",
-    position=3,
-    summary="Split a function into init and apply, by its variables.",
-    run="jaxprtool.commands.unzip:unzip_command",
-    documents=("jaxprtool.commands.unzip.table:UnzipDocument",),
-)
 
 
 _SPLIT = Panel("Splitting")
@@ -183,7 +174,7 @@ def unzip_command(
         _write_run(ran, split_time, rows)
     elif out is None:
         output.write_text("")
-        show.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        write_pages_or_listings(programs, full, pager, **function.listed(source))
 
 
 # --- checks of options ------------------------------------------------------------------------

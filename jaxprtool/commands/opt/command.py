@@ -13,10 +13,9 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, PASSES, Panel, Reproducer, ReproducerOption
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import FunctionOptions, Named, command, only_program, pipeline
-from jaxprtool.commands import show
+from jaxprtool.commands.show.command import write_pages, write_pages_or_listings, write_states
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
 from jaxprtool.formats.emission import STDOUT, Emission, Format
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
@@ -25,14 +24,6 @@ if TYPE_CHECKING:
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.documents.programs import PassRun
-
-INFO = CommandInfo(
-    panel="Rewrite and export",
-    position=1,
-    summary="Run passes over a function's jaxpr and print the result.",
-    run="jaxprtool.commands.opt:opt_command",
-    documents=("jaxprtool.commands.opt:OptDocument",),
-)
 
 
 #: The formats of the result.
@@ -192,7 +183,7 @@ def opt_command(
         from jaxprtool.render.terminal.listing import ShowOptions
 
         shown = ShowOptions(names=True, terse=True, source=source is not False)
-        show.write_states(watched_steps.states(watcher, programs), shown, out)
+        write_states(watched_steps.states(watcher, programs), shown, out)
     elif out is not None:
         emission = Emission(Format.jaxpr, callbacks=callbacks, source=source, on_opaque=output.note)
         output.write_files(programs, emission, out)
@@ -203,7 +194,7 @@ def opt_command(
         output.write_json(OptDocument(documents, watcher.rows))
         return
     if out is None and not as_page and (full or pager or function.listed(source)["source"]):
-        show.write_pages_or_listings(programs, full, pager, **function.listed(source))
+        write_pages_or_listings(programs, full, pager, **function.listed(source))
     elif out is None and not as_page:
         _write_pages(programs, [] if stats or timing else watcher.rows)
     if stats or timing:
@@ -221,7 +212,7 @@ def _write_pages(programs: Named, rows: list[PassRun]) -> None:
         steps.write_rows(shown, equations=True, timing=True)
         output.say("")
         above = len(shown) + 4  # the heading, a rule, the total and an empty line
-    show.write_pages(programs, above)
+    write_pages(programs, above)
 
 
 def _say_verified(verified: Verified, strict: bool) -> None:

@@ -18,17 +18,9 @@ from jaxprtool.cli.output import STDERR_DESCRIPTOR, STDOUT_DESCRIPTOR
 from jaxprtool.cli.session import command
 from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError
 from jaxprtool.processes import ended_by_signals
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.commands.serve.workers import Workers
-
-INFO = CommandInfo(
-    panel="Reference",
-    position=3,
-    summary="Answer commands from a warm process, for editors and agents.",
-    run="jaxprtool.commands.serve:serve_command",
-)
 
 
 _Mcp = Annotated[

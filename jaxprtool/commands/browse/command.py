@@ -9,14 +9,6 @@ import sys
 
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
-from jaxprtool.registry import CommandInfo
-
-INFO = CommandInfo(
-    panel="Look",
-    position=2,
-    summary="Browse a jaxpr on the full screen, beside its source.",
-    run="jaxprtool.commands.browse:browse_command",
-)
 
 
 @command

@@ -6,14 +6,6 @@ from importlib.resources import files
 
 from jaxprtool.cli import output
 from jaxprtool.cli.session import command
-from jaxprtool.registry import CommandInfo
-
-INFO = CommandInfo(
-    panel="Reference",
-    position=4,
-    summary="Print a page for coding agents: which command answers what.",
-    run="jaxprtool.commands.skill:skill_command",
-)
 
 
 @command

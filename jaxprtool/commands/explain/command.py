@@ -17,7 +17,6 @@ from jaxprtool.cli.launch import start_jax
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command, load_plugins
 from jaxprtool.errors import ArgumentsError, PipelineError, PluginError, did_you_mean
-from jaxprtool.registry import CommandInfo
 
 if TYPE_CHECKING:
     from jaxprtool.commands.explain.explanation import (
@@ -30,20 +29,6 @@ if TYPE_CHECKING:
     from jaxprtool.render.terminal.tables import Rendering
 
     _Explanation: TypeAlias = PassDocument | PipelineDocument | PrimitiveDocument | LintRuleDocument
-
-INFO = CommandInfo(
-    panel="Reference",
-    position=1,
-    summary="List the passes; describe a pass, a pipeline, a primitive or a lint code.",
-    run="jaxprtool.commands.explain:explain_command",
-    documents=(
-        "jaxprtool.commands.explain.explanation:PassesDocument",
-        "jaxprtool.commands.explain.explanation:PassDocument",
-        "jaxprtool.commands.explain.explanation:PipelineDocument",
-        "jaxprtool.commands.explain.explanation:PrimitiveDocument",
-        "jaxprtool.commands.explain.explanation:LintRuleDocument",
-    ),
-)
 
 
 _Full = Annotated[bool, options.OUTPUT.flag("--full", "Show all rules, on a terminal too.")]

@@ -28,6 +28,7 @@ _METHODS = {
     "result_html": ("jaxprtool.registry", "result_html"),
     "result_text": ("jaxprtool.registry", "result_text"),
     "specialized": ("jaxprtool.ir.specialization", "specialized"),
+    "summarize_run": ("jaxprtool.commands.record.record", "summarize_run"),
 }
 
 

@@ -144,12 +144,12 @@ def _filled(line: str, indent: int = 0, stream: TextIO | None = None) -> str:
 # --- results ----------------------------------------------------------------------------------
 
 
-def console(stream: TextIO | None = None) -> Console:
-    """Return a Rich console on stdout (or another stream) that follows `colors`."""
+def console(stream: TextIO | None = None, colored: bool | None = None) -> Console:
+    """Return a Rich console on stdout (or another stream); by default it follows `colors`."""
     from rich.console import Console
 
     stream = stream or sys.stdout
-    colored = colors(stream)
+    colored = colors(stream) if colored is None else colored
     return Console(
         file=stream,
         force_terminal=colored,
@@ -342,11 +342,13 @@ def write_files(programs: Sequence[tuple[str, Program]], emission: Emission, out
         say_written(emission.write(programs, out))
 
 
-def write_rendered(rendered: Rendering | Listing, stream: TextIO | None = None) -> None:
+def write_rendered(
+    rendered: Rendering | Listing, stream: TextIO | None = None, colored: bool | None = None
+) -> None:
     """Write an object with a plain text that is also a Rich renderable, for colors."""
     stream = stream or sys.stdout
-    if colors(stream):
-        console(stream).print(rendered, soft_wrap=True)
+    if colors(stream) if colored is None else colored:
+        console(stream, True).print(rendered, soft_wrap=True)
     else:
         stream.write(rendered.plain() + "\n")
 
@@ -363,7 +365,12 @@ def write_json(document: object) -> None:
     """Write a result as JSON to stdout, within `max_bytes`."""
     from jaxprtool.render.documents import document_text
 
-    write_text(document_text(document, max_bytes.get()))
+    write_json_text(document_text(document, max_bytes.get()))
+
+
+def write_json_text(text: str) -> None:
+    """Write the text of a JSON document to stdout."""
+    write_text(text)
     has_written_json.set(True)
 
 

@@ -327,8 +327,12 @@ def _tracebacks(stacks: Sequence[Sequence[UserFrame]]) -> list[Any]:
             results.append(call())
 
     thread = threading.Thread(target=fill)
-    thread.start()
-    thread.join()
+    try:
+        thread.start()
+    except RuntimeError:  # at the end of a process, whose stack has no frames of user code either
+        fill()
+    else:
+        thread.join()
     return results
 
 

@@ -421,11 +421,9 @@ def read_counters(path: str) -> list[tuple[float, ...]]:
             data = file.read()
     except OSError:
         return []
-    numbers = memoryview(data[: len(data) // _ROW * _ROW]).cast("d")
-    rows = [tuple(numbers[i : i + COLUMNS]) for i in range(0, len(numbers), COLUMNS)]
-    while rows and not any(rows[-1]):
-        rows.pop()
-    return rows
+    used = len(data.rstrip(b"\0"))  # the file has room for many more
+    numbers = memoryview(data[: min(-(-used // _ROW), len(data) // _ROW) * _ROW]).cast("d")
+    return [tuple(numbers[i : i + COLUMNS]) for i in range(0, len(numbers), COLUMNS)]
 
 
 # --- calls of libraries ---------------------------------------------------------------------------

@@ -6,6 +6,7 @@
     run/process-0/counters.bin      counts and times that change often; see `counters`
     run/process-0/step.jaxpr        a program; step@2.jaxpr is the second compilation of `step`
     run/process-0/constants.*.npz   large constants of programs, by content
+    run/process-0/summary.json      what `record` prints, until it has printed it; see `recorder`
     run/process-0/kept/             the arguments of calls that --keep names
     run/process-0/profile/          the trace of JAX's profiler for the steps of --profile
     run/sources/*.txt               the user's source files that ran, by digest; see `KeptSources`
@@ -36,12 +37,13 @@ from jaxprtool.ir import source_text
 # --- folder ---------------------------------------------------------------------------------------
 # The folder of a recorded run.
 
-RUN, PROCESS, EVENTS, COUNTERS, KEPT = (
+RUN, PROCESS, EVENTS, COUNTERS, KEPT, SUMMARY = (
     "run.json",
     "process.json",
     "events.jsonl",
     "counters.bin",
     "kept",
+    "summary.json",
 )
 PAGE, TRACE = "index.html", "trace.json"
 PREFIX = "process-"
@@ -241,6 +243,44 @@ class RunningPhases:
 VARIABLE = "JAXPRTOOL_RECORD"
 
 
+#: The longest time of a run that its process summarizes, in seconds. During a longer one, `record`
+#: imports JAX, so that its process ends when the script does.
+SHORT = 10.0
+
+
+@dataclass(frozen=True)
+class SummaryRequest:
+    """How `record` prints the summary of a run, for a process that can make it at its end.
+
+    Attributes:
+        command: The process of `record`.
+        path: The folder of the run, as `record` names it.
+        width: The width of the summary in characters.
+        colored: Whether it has colors.
+        top: The number of rows of each part; None for those that fit a screen.
+        all: Whether to show all rows.
+        json: Whether to print the JSON document instead.
+        max_bytes: The most bytes of that document; None for any number.
+        environment: The `summary_environment` of that process.
+    """
+
+    command: int
+    path: str
+    width: int
+    colored: bool
+    top: int | None
+    all: bool
+    json: bool
+    max_bytes: int | None
+    environment: Mapping[str, str]
+
+
+def summary_environment() -> dict[str, str]:
+    """Return the environment variables that a summary depends on: of JAX, and of the terminal."""
+    names = ("JAX_", "XLA_", "TERM", "COLORTERM")
+    return {name: value for name, value in os.environ.items() if name.startswith(names)}
+
+
 @dataclass(frozen=True)
 class Settings:
     """The settings of a recording.
@@ -256,6 +296,8 @@ class Settings:
         until: The results that end the script: "nan", or "".
         profile: The number of steps of each process to profile; 0 for none.
         programs: Whether to write programs, not only the facts of each compilation.
+        summary: The summary that the recorded process makes at its end if it can; None if it must
+            not.
     """
 
     run: str
@@ -267,6 +309,44 @@ class Settings:
     until: str = ""
     profile: int = 0
     programs: bool = True
+    summary: SummaryRequest | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return the settings that `json.dumps(asdict(settings))` has written."""
+        fields = json.loads(text)
+        request = fields.get("summary")
+        return cls(**{**fields, "summary": request and SummaryRequest(**request)})
+
+
+class RunSummary(NamedTuple):
+    """The summary of a run that its process has made.
+
+    Attributes:
+        exit_code: The exit code that it shows.
+        text: The text to print.
+    """
+
+    exit_code: int
+    text: str
+
+
+def write_summary(process: str, summary: RunSummary) -> None:
+    """Write the summary that a process has made to its folder."""
+    write_json_file(os.path.join(process, SUMMARY), summary._asdict())
+
+
+def taken_summary(path: str) -> RunSummary | None:
+    """Remove and return the summary of a run that its only process has made; None without one."""
+    found = processes(path)
+    summary = None
+    for process in found:
+        with suppress(OSError, ValueError, TypeError):
+            file = os.path.join(process, SUMMARY)
+            with open(file, encoding="utf-8") as opened:
+                summary = RunSummary(**json.load(opened))
+            os.unlink(file)
+    return summary if len(found) == 1 else None
 
 
 def require_until(until: str, keep: Mapping[str, int]) -> None:

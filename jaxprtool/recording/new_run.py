@@ -319,10 +319,12 @@ class Ended:
     Attributes:
         exit_code: Its exit code: 128 plus the signal's number if a signal ended it, as in a shell.
         seconds: The duration of its run.
+        summary: The summary that its process has made, with the page; None if there is none.
     """
 
     exit_code: int
     seconds: float
+    summary: str | None = None
 
 
 def script_command(script: str, args: Sequence[str]) -> list[str]:
@@ -372,6 +374,9 @@ def run_recorded(command: Sequence[str], settings: Settings) -> Ended:
         raise TargetError(f"cannot run '{command[0]}': {error.strerror or error}") from None
     seconds = time.time() - settings.start
     code = code if code >= 0 else 128 - code
+    summary = folder.taken_summary(settings.run)
+    if summary is not None and summary.exit_code == code:
+        return Ended(code, seconds, summary.text)
     ending = {"pid": process.pid, "seconds": seconds, "exit_code": code}
     folder.write_json_file(path, about | ending)
     return Ended(code, seconds)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dis
-import json
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -24,13 +24,12 @@ from jax.sharding import NamedSharding
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, OutputError, UnsupportedError
-from jaxprtool.execute.profile import MODULE, finish, live_modules, start, step
 from jaxprtool.files import file_written_whole
 from jaxprtool.formats.jaxpr.write import OpaqueEquations, rendered
 from jaxprtool.ir import source_text
 from jaxprtool.ir.array_files import constants_file, write_npz
 from jaxprtool.ir.custom_rules import with_closed_over
-from jaxprtool.ir.documents import as_json
+from jaxprtool.ir.documents import METHODS, as_json
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.meshes import is_over_devices
 from jaxprtool.ir.places import UNKNOWN, Place
@@ -48,7 +47,7 @@ from jaxprtool.jaxcompat.compile_hooks import (
     unobserved,
 )
 from jaxprtool.jaxcompat.source_locations import is_installed, is_users_file
-from jaxprtool.recording import calls, describe
+from jaxprtool.recording import calls, describe, folder
 from jaxprtool.recording.calls import CallClock, CountedCalls, Counters, KeptCalls
 from jaxprtool.recording.describe import (
     CacheKey,
@@ -58,7 +57,14 @@ from jaxprtool.recording.describe import (
     context,
     given_argument,
 )
-from jaxprtool.recording.folder import COUNTERS, VARIABLE, KeptSources, Settings
+from jaxprtool.recording.folder import (
+    COUNTERS,
+    VARIABLE,
+    KeptSources,
+    Settings,
+    SummaryRequest,
+    summary_environment,
+)
 from jaxprtool.recording.new_run import ProcessFolder
 from jaxprtool.recording.values import ObjectNumbers, array_type_text
 
@@ -99,6 +105,7 @@ class Recorder:
         self._origins: dict[str, set[FileLine]] = {}
         self._loops: Counter[str] = Counter()
         self._compilations: Counter[str] = Counter()
+        self.equations = 0
         self._cleared = 0
         self._cleared_line = FileLine("", 0)
         self._fates = ArgumentFates(self._sites)
@@ -138,6 +145,11 @@ class Recorder:
         self._write({"event": "ended", "time": time.time(), "error": _in_short(error)})
         self._stopped = True
         self._folder.close()
+
+    @property
+    def folder(self) -> str:
+        """The folder of this process; "" as long as there is none."""
+        return self._folder.path
 
     def fork(self) -> None:
         """Continue in a new folder: this process is a fork of the recorded one."""
@@ -361,11 +373,13 @@ class Recorder:
             self._compilations[name] += 1
             count = self._compilations[name]
         stem = name if count == 1 else f"{name}@{count}"
+        size = equation_count(program)
+        self.equations += size
         event = {
             "function": name,
             "defined": function.line,
             "program": stem,
-            "equations": equation_count(program),
+            "equations": size,
             "key": key.to_json(),
             "results": as_json(
                 [
@@ -773,6 +787,8 @@ class ProfiledSteps:
         """End the last step, and write the profile."""
         if self._step is None:
             return
+        from jaxprtool.execute.profile import MODULE, finish, live_modules
+
         with unobserved():
             finish()
         self._step.__exit__(None, None, None)
@@ -784,6 +800,8 @@ class ProfiledSteps:
                 file.write(data)
 
     def _start(self, function: str) -> None:
+        from jaxprtool.execute.profile import finish, start  # most recordings profile nothing
+
         self._function = function
         with unobserved():
             finish()
@@ -795,6 +813,8 @@ class ProfiledSteps:
             self._begin()
 
     def _begin(self) -> None:
+        from jaxprtool.execute.profile import step
+
         self._step = step()
         self._step.__enter__()
 
@@ -1039,21 +1059,59 @@ class FiniteReads:
 
 
 # --- process --------------------------------------------------------------------------------------
-# Start recording in a Python process, as soon as it has imported JAX.
+# Start recording in a Python process, as soon as it has imported JAX, and summarize it at its end.
 #
 # `launch` starts the process with the folder `site` on PYTHONPATH, whose `sitecustomize` calls
 # `begin` after the import of JAX.
+#
+# `record` prints a summary and writes a page, both of which need JAX, whose import takes longer
+# than a short script. So the process of a short script makes both when it ends, for the exit code
+# that Python gives it, and `record` takes them if it ended so. Where that could disturb the
+# process, or would show something else than `record` does, `record` imports JAX.
+
+#: The maximum number of equations of all programs that a process summarizes.
+_MOST_EQUATIONS = 5000
 
 
 def begin() -> None:
     """Record this process until its end."""
-    settings = Settings(**json.loads(os.environ[VARIABLE]))
+    settings = Settings.from_json(os.environ[VARIABLE])
     recorder = Recorder(settings)
     stack = contextlib.ExitStack()
     stack.enter_context(recorder.recording(uncaught))
-    atexit.register(stack.close)
+    atexit.register(_ends, recorder, stack, dict(jax.config.values))
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=recorder.fork)
+
+
+def _ends(recorder: Recorder, stack: contextlib.ExitStack, config: Mapping[str, Any]) -> None:
+    """Write the end of the process, and summarize the run if it is short."""
+    code = 0 if uncaught() is None else 1
+    stack.close()
+    request = recorder.settings.summary
+    if request is None or not _may_summarize(recorder, request, config):
+        return
+    with contextlib.suppress(Exception):  # Python flushes again, and reports the fault
+        sys.stdout.flush()
+    with contextlib.suppress(BaseException):  # a fault is not the script's: `record` summarizes
+        METHODS["summarize_run"](recorder.settings, request, code, recorder.folder)
+
+
+def _may_summarize(recorder: Recorder, request: SummaryRequest, config: Mapping[str, Any]) -> bool:
+    """Return True if the summary made here is that of `record`, and disturbs nothing."""
+    settings = recorder.settings
+    has_alarm = hasattr(signal, "getitimer") and any(signal.getitimer(signal.ITIMER_REAL))
+    return (
+        os.getppid() == request.command
+        and time.time() - settings.start < folder.SHORT
+        and recorder.equations <= _MOST_EQUATIONS
+        and not (has_alarm or sys.gettrace() or sys.getprofile())
+        and threading.active_count() == 1
+        and summary_environment() == request.environment
+        and _folder() == folder.run_json(settings.run).get("folder")
+        and jax.config.values == config
+        and len(folder.processes(settings.run)) == 1
+    )
 
 
 def uncaught() -> BaseException | None:

@@ -14,6 +14,7 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.app import ColoredCommand
+from jaxprtool.cli.completion import nearest_file, tool_table
 from jaxprtool.cli.options import OUTPUT, Panel
 from jaxprtool.cli.session import command
 from jaxprtool.errors import TargetError, did_you_mean
@@ -22,6 +23,7 @@ from jaxprtool.ir.documents import bytes_of
 from jaxprtool.render.terminal.tables import ALL
 
 if TYPE_CHECKING:
+    from jaxprtool.recording.folder import SummaryRequest
     from jaxprtool.recording.new_run import NewRun
     from jaxprtool.recording.recorded_run import Run
 
@@ -126,18 +128,20 @@ def record_command(
       jaxprtool record -- python samples/train.py --steps 20
     """
     options.row_limit(top, all)  # refuse both before the script runs
-    from jaxprtool.recording.folder import Settings, kept_calls_of, require_until
+    from jaxprtool.recording.folder import SHORT, Settings, kept_calls_of, require_until
     from jaxprtool.recording.new_run import new_run, run_recorded
 
     kept = kept_calls_of(keep or [])
     require_until(until or "", kept)
     keep_limit = bytes_of(keep_bytes)
-    words = launched(words, module, behind_dashes(context, words))
-    # The page needs JAX, which takes long to import: meanwhile, the script runs.
-    reader = threading.Thread(target=_import_reader, daemon=True)
+    is_command = behind_dashes(context, words)
+    words = launched(words, module, is_command)
+    # The Python of another command may have other packages, or another jaxprtool.
+    needs_jax = bool(is_command or kept or profile) or _configures_lint()
     with new_run(out, overwrite) as new:
         path = new.path
         _note_place(new)
+        request = _summary_request(path, top, all, json)
         settings = Settings(
             run=os.path.abspath(path),
             start=time.time(),
@@ -147,21 +151,25 @@ def record_command(
             keep_bytes=keep_limit,
             until=until or "",
             profile=profile or 0,
+            summary=None if needs_jax else request,
         )
-        reader.start()
+        reader = _ReaderImport(SHORT if settings.summary else 0.0)
         try:
-            with _long_phases_said(path):
+            with reader, _long_phases_said(path):
                 ended = run_recorded(words, settings)
         except TargetError:
             new.undo()
             raise
+        if ended.summary is not None:
+            _write_summary(ended.summary, json)
+            raise typer.Exit(ended.exit_code)
         reader.join()
         from jaxprtool.commands.lint.command import configured_codes
-        from jaxprtool.commands.record.record import finished
+        from jaxprtool.commands.record.record import finished, printed_summary
 
         run = finished(path, configured_codes())
     _note_missing(kept, run)
-    _say(run, path, top, all, json)
+    _write_summary(printed_summary(run, request), json)
     if profile:
         _say_profile(path, options.row_limit(top, all))
     raise typer.Exit(ended.exit_code)
@@ -275,18 +283,56 @@ def _say_profile(path: str, top: int | None) -> None:
     output.write_rendered(profile_table(result, width, "line", top, whole), sys.stderr)
 
 
+def _summary_request(path: str, top: int | None, all: bool, json: bool) -> SummaryRequest:
+    """Return how to print the summary of the run in a folder on stderr."""
+    from jaxprtool.recording.folder import SummaryRequest, summary_environment
+
+    return SummaryRequest(
+        command=os.getpid(),
+        path=path,
+        width=output.width(sys.stderr),
+        colored=output.colors(sys.stderr),
+        top=top,
+        all=all,
+        json=json,
+        max_bytes=output.max_bytes.get(),
+        environment=summary_environment(),
+    )
+
+
+def _configures_lint() -> bool:
+    """Return True if a pyproject.toml chooses codes of lint, which JAX is needed to check."""
+    path = nearest_file()
+    return path is not None and "lint" in tool_table(path)["jaxprtool"]
+
+
+class _ReaderImport(threading.Timer):
+    """Imports what reads a run, with JAX, while a script runs in a `with` block.
+
+    A script that ends before the import begins may not need it.
+
+    Args:
+        seconds: The time after which the import begins.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(seconds, _import_reader)
+        self.daemon = True
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *error: object) -> None:
+        self.cancel()
+
+
 def _import_reader() -> None:
     import jaxprtool.commands.record.next_steps
     import jaxprtool.commands.record.record  # noqa: F401
 
 
-def _say(run: Run, path: str, top: int | None, all: bool, json: bool) -> None:
-    from jaxprtool.commands.record import table as render
-    from jaxprtool.recording.folder import PAGE
-
+def _write_summary(text: str, json: bool) -> None:
     if json:
-        output.write_json(run)
-        return
-    page = os.path.join(path, PAGE)
-    rows = render.count_rows(run) if all else top
-    output.write_rendered(render.run_summary(run, output.width(sys.stderr), page, rows), sys.stderr)
+        output.write_json_text(text)
+    else:
+        sys.stderr.write(text)

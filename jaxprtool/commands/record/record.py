@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import logging
 import os
 import sys
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,10 +20,11 @@ from jaxprtool.errors import JaxprToolError
 from jaxprtool.files import file_written_whole
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import as_json
+from jaxprtool.ir.process import limit_raised, without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
-from jaxprtool.recording.folder import KeptSources, Settings, require_until
+from jaxprtool.recording.folder import KeptSources, Settings, SummaryRequest, require_until
 from jaxprtool.recording.new_run import NewRun, new_run
 from jaxprtool.recording.read import (
     WrittenProgram,
@@ -210,6 +214,58 @@ def finished(path: str, codes: Codes = ((), ())) -> Run:
     return written_page(path, os.path.join(path, folder.PAGE), codes, most_of_run=MOST_OF_RUN)
 
 
+def summarize_run(
+    settings: Settings, request: SummaryRequest, exit_code: int, process: str
+) -> None:
+    """Finish the run of this process, which is about to end, and write what `record` prints.
+
+    Args:
+        settings: The settings of the recording.
+        request: The summary to make.
+        exit_code: The exit code with which the process is about to end.
+        process: The folder of this process.
+    """
+    ending = {
+        "pid": os.getpid(),
+        "seconds": time.time() - settings.start,
+        "exit_code": exit_code,
+    }
+    about = read_about(request.path) | ending
+    folder.write_json_file(os.path.join(request.path, folder.RUN), about)
+    with _silent(), limit_raised(), without_collector():
+        text = printed_summary(finished(request.path), request)
+    folder.write_summary(process, folder.RunSummary(exit_code, text))
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Let neither warnings nor JAX's log appear among the output of the script."""
+    disabled = logging.root.manager.disable
+    logging.disable()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+
+
+def printed_summary(run: Run, request: SummaryRequest) -> str:
+    """Return what `record` prints at the end of a run: its summary, or its JSON document."""
+    if request.json:
+        from jaxprtool.render.documents import document_text
+
+        return document_text(run, request.max_bytes)
+    from jaxprtool.cli import output
+    from jaxprtool.commands.record.table import count_rows, run_summary
+
+    page = os.path.join(request.path, folder.PAGE)
+    rows = count_rows(run) if request.all else request.top
+    text = io.StringIO()
+    output.write_rendered(run_summary(run, request.width, page, rows), text, request.colored)
+    return text.getvalue()
+
+
 def written_page(path: str, page: str, codes: Codes = ((), ()), most_of_run: float = inf) -> Run:
     """Find out what to do about a run, write its page, and return the run.
 
@@ -303,10 +359,10 @@ def _differences(run: Run) -> Iterator[tuple[str, str]]:
 
     The diff is between the first two processes that differ.
     """
-    from jaxprtool.commands.diff.diff import diff
-    from jaxprtool.commands.diff.table import diff_text
-
     for name in run.differing:
+        from jaxprtool.commands.diff.diff import diff  # few runs need them
+        from jaxprtool.commands.diff.table import diff_text
+
         files = [
             compilation.file
             for compilation in run.compilations

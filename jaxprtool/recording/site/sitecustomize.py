@@ -46,6 +46,11 @@ class _AfterJax:
 
 def _begin() -> None:
     """Start recording; if that fails, say so in one line and let the script go on."""
+    import gc
+
+    # Imported objects live on: to search them and those of JAX for garbage takes as long as this.
+    enabled = gc.isenabled()
+    gc.disable()
     try:
         from jaxprtool.recording.recorder import begin
 
@@ -54,6 +59,9 @@ def _begin() -> None:
         lacks = isinstance(error, ModuleNotFoundError) and error.name == "jaxprtool"
         fault = "it has no jaxprtool" if lacks else f"{type(error).__name__}: {error}"
         print(f"jaxprtool: {sys.executable} is not recorded: {fault}", file=sys.stderr)
+    finally:
+        if enabled:
+            gc.enable()
 
 
 if "JAXPRTOOL_RECORD" in os.environ:

@@ -7,6 +7,7 @@ import linecache
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, TypeVar
 
@@ -22,7 +23,6 @@ from rich.console import (
     RenderResult,
 )
 from rich.containers import Lines
-from rich.markdown import CodeBlock, Markdown
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.style import Style
@@ -34,6 +34,8 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.notation import tokens
 
 if TYPE_CHECKING:
+    from rich.markdown import Markdown
+
     from jaxprtool.render.views import Cell, Column, Table
 
 # --- top ------------------------------------------------------------------------------------------
@@ -409,13 +411,23 @@ class Code:
         yield Padding(Text(self.text.strip("\n"), overflow="fold"), (0, 0, 0, 2))
 
 
-class _CodeBlock(CodeBlock):
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Code(str(self.text))
+@cache
+def _markdown() -> type[Markdown]:
+    """Return the Markdown of Rich, imported when prose is first shown, with our code blocks."""
+    from rich.markdown import CodeBlock, Markdown
 
+    class OurCodeBlock(CodeBlock):
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            yield Code(str(self.text))
 
-class _Markdown(Markdown):
-    elements = {**Markdown.elements, "fence": _CodeBlock, "code_block": _CodeBlock}  # noqa: RUF012
+    class OurMarkdown(Markdown):
+        elements = {  # noqa: RUF012
+            **Markdown.elements,
+            "fence": OurCodeBlock,
+            "code_block": OurCodeBlock,
+        }
+
+    return OurMarkdown
 
 
 @dataclass(frozen=True)
@@ -431,4 +443,4 @@ class Prose:
             text = re.sub(r"(?<!`)`((?:[^`\n]|\n(?!\s*\n))+)`(?!`)", r"`` `\1` ``", text)
         options = options.update(width=min(options.max_width, MOST_COLUMNS))
         with console.use_theme(_MARKDOWN_STYLES):
-            yield from console.render(_Markdown(text, hyperlinks=False), options)
+            yield from console.render(_markdown()(text, hyperlinks=False), options)

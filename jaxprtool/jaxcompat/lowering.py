@@ -416,6 +416,8 @@ def set_argument_shapes(
     """Give the arguments of the function `main` these shapes; the sizes in it stay open."""
     kinds = [
         "tensor<" + "".join(f"{size}x" for size in shape) + f"{argument.type.element_type}>"
+        if isinstance(argument.type, ir.RankedTensorType)
+        else str(argument.type)
         for argument, shape in zip(arguments, shapes, strict=True)
     ]
     _run_passes(module, f"stablehlo-refine-arguments{{types={','.join(kinds)}}}")

@@ -12,6 +12,7 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.lowering import module
 from jaxprtool.formats.stablehlo import read_module_program
 from jaxprtool.ir.equations import equations
+from jaxprtool.ir.meshes import on_axes
 from jaxprtool.ir.program import top_jaxpr, type_check
 
 X = jnp.sin(jnp.arange(64.0) + 0.1).reshape(8, 8)
@@ -198,5 +199,112 @@ def test_what_is_for_replicas_or_open_is_refused(mesh):
     handle = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, "
     assert handle in text
     text = text.replace(handle, "").replace(", use_global_device_ids", "")
-    with pytest.raises(UnsupportedError, match=r"all_reduce .* it is over replicas"):
+    with pytest.raises(
+        UnsupportedError, match=r"all_reduce .* (8 devices of its mesh|over replicas)"
+    ):
         read_module_program(text.encode(), "m.mlir")
+
+
+# --- programs of one device -----------------------------------------------------------------------
+
+#: Values of 8 devices, stacked along the first axis.
+STACKED = np.arange(48, dtype=np.float32).reshape(8, 6)
+
+
+def program_of_device(body, counts=""):
+    adds = """ ({
+    ^bb0(%a: tensor<f32>, %b: tensor<f32>):
+      %s = stablehlo.add %a, %b : tensor<f32>
+      stablehlo.return %s : tensor<f32>
+    })"""
+    text = f"""module @step {counts} {{
+      func.func @main(%x: tensor<6xf32>) -> tensor<6xf32> {{
+        {body.replace("ADDS", adds)}
+        return %y : tensor<6xf32>
+      }}
+    }}"""
+    return read_module_program(text.encode(), "m.mlir")
+
+
+def run_on_devices(program):
+    type_check(program)
+    return np.asarray(jax.jit(on_axes(program, program.meshes[0].shape))(STACKED))
+
+
+COUNTS = "attributes {mhlo.num_replicas = 4 : i32, mhlo.num_partitions = 2 : i32}"
+
+
+@pytest.mark.parametrize(
+    ("attributes", "groups"),
+    [
+        (
+            "replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>",
+            [[0, 4], [1, 5], [2, 6], [3, 7]],
+        ),
+        (
+            "replica_groups = dense<[[0, 2], [1, 3]]> : tensor<2x2xi64>,"
+            "channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>",
+            [[0, 1, 4, 5], [2, 3, 6, 7]],
+        ),
+        (
+            "replica_groups = dense<[[0, 1, 2, 3], [4, 5, 6, 7]]> : tensor<2x4xi64>,"
+            "channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>,"
+            "use_global_device_ids",
+            [[0, 1, 2, 3], [4, 5, 6, 7]],
+        ),
+        (
+            "replica_groups = dense<[[0, 1, 2, 3]]> : tensor<1x4xi64>,"
+            "channel_handle = #stablehlo.channel_handle<handle = 0, type = 0>",
+            [[0, 2, 4, 6], [1, 3, 5, 7]],
+        ),
+    ],
+)
+def test_collectives_of_replicas_and_partitions(attributes, groups):
+    types = "(tensor<6xf32>) -> tensor<6xf32>"
+    reduce = f'%y = "stablehlo.all_reduce"(%x) <{{{attributes}}}>ADDS : {types}'
+    program = program_of_device(reduce, COUNTS)
+    assert program.jaxpr.out_avals[0].shape == (8, 6)
+    wanted = np.zeros_like(STACKED)
+    for group in groups:
+        wanted[group] = STACKED[group].sum(0)
+    np.testing.assert_array_equal(run_on_devices(program), wanted)
+
+
+def test_the_groups_of_collectives_say_how_many_devices_there_are():
+    body = """
+    %i = stablehlo.partition_id : tensor<ui32>
+    %f = stablehlo.convert %i : (tensor<ui32>) -> tensor<f32>
+    %b = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> tensor<6xf32>
+    %z = stablehlo.add %x, %b : tensor<6xf32>
+    %y = "stablehlo.all_to_all"(%z) <{
+      split_dimension = 0 : i64, concat_dimension = 0 : i64, split_count = 2 : i64,
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>,
+      replica_groups = dense<[[0, 4], [1, 5], [2, 6], [3, 7]]> : tensor<4x2xi64>
+    }> : (tensor<6xf32>) -> tensor<6xf32>"""
+    z = STACKED + np.arange(8, dtype=np.float32)[:, None]
+    halves = z.reshape(2, 4, 2, 3)  # of both devices of a group: their halves
+    wanted = halves.transpose(2, 1, 0, 3).reshape(8, 6)
+    np.testing.assert_array_equal(run_on_devices(program_of_device(body)), wanted)
+
+
+def test_replicas_send_data_and_know_their_number():
+    body = """
+    %i = stablehlo.replica_id : tensor<ui32>
+    %f = stablehlo.convert %i : (tensor<ui32>) -> tensor<f32>
+    %b = stablehlo.broadcast_in_dim %f, dims = [] : (tensor<f32>) -> tensor<6xf32>
+    %z = stablehlo.add %x, %b : tensor<6xf32>
+    %y = "stablehlo.collective_permute"(%z) <{
+      source_target_pairs = dense<[[0, 1], [1, 2], [2, 3]]> : tensor<3x2xi64>
+    }> : (tensor<6xf32>) -> tensor<6xf32>"""
+    z = STACKED + np.repeat(np.arange(4, dtype=np.float32), 2)[:, None]
+    wanted = np.concatenate([np.zeros_like(z[:2]), z[:-2]])
+    np.testing.assert_array_equal(run_on_devices(program_of_device(body, COUNTS)), wanted)
+
+
+def test_an_unknown_number_of_partitions_is_refused():
+    body = """%y = "stablehlo.all_reduce"(%x) <{
+      replica_groups = dense<[[0, 1]]> : tensor<1x2xi64>,
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>
+    }>ADDS : (tensor<6xf32>) -> tensor<6xf32>"""
+    with pytest.raises(UnsupportedError, match="does not say how many partitions"):
+        program_of_device(body)

@@ -232,6 +232,9 @@ def _(op: Operation, x: Any, y: Any) -> Any:
     direction, kind = op.take("comparison_direction"), op.take("compare_type")
     dtype = op.operand_types()[0].dtype
     x, y = with_scalars((x, y))
+    if (dtype.kind, kind) in (("i", "UNSIGNED"), ("u", "SIGNED")):
+        other = f"{'int' if kind == 'SIGNED' else 'uint'}{8 * dtype.itemsize}"
+        x, y = (lax.bitcast_convert_type(value, other) for value in (x, y))
     if kind != "TOTALORDER" or not jax.dtypes.issubdtype(dtype, np.inexact):
         return _COMPARISONS[direction](x, y)
     match direction:
@@ -585,6 +588,25 @@ def _(op: Operation, x: Any, indices: Any) -> Any:
     )
 
 
+@rule(stablehlo_rules, "stablehlo.torch_index_select")
+def _(op: Operation, x: Any, indices: Any) -> Any:
+    """Return elements along a dimension; an index that is too large takes the last one."""
+    batch, dim = op.take("batch_dims"), op.take("dim")
+    rank, shape = len(x.shape), tuple(op.result_type.shape)
+    vector = lax.broadcast_in_dim(indices, (*indices.shape, 1), range(len(indices.shape)))
+    first = dim + len(indices.shape) - batch
+    offsets = tuple(i for i in range(len(shape)) if not (dim <= i < first or i < batch))
+    numbers = lax.GatherDimensionNumbers(
+        offset_dims=offsets,
+        collapsed_slice_dims=(dim,),
+        start_index_map=(dim,),
+        operand_batching_dims=tuple(range(batch)),
+        start_indices_batching_dims=tuple(range(batch)),
+    )
+    sizes = tuple(1 if i == dim or i < batch else x.shape[i] for i in range(rank))
+    return lax.gather(x, vector, numbers, sizes, mode=lax.GatherScatterMode.CLIP)
+
+
 # --- products -------------------------------------------------------------------------------------
 
 
@@ -628,6 +650,11 @@ def _(op: Operation, x: Any, y: Any) -> Any:
     numbers = (((len(x.shape) - 1,), (0,)), ((), ()))
     dtype = op.result_type.dtype
     return lax.dot_general(x, y, numbers, _precision(op), preferred_element_type=dtype)
+
+
+@rule(stablehlo_rules, "stablehlo.einsum", "stablehlo.unary_einsum")
+def _(op: Operation, *operands: Any) -> Any:
+    return jax.numpy.einsum(op.take("einsum_config"), *operands)
 
 
 def _dtype(op: Operation, kind: Any) -> Any:
@@ -722,10 +749,25 @@ def _(op: Operation, key: Any) -> Any:
         "THREE_FRY": algorithms.RNG_THREE_FRY,
         "PHILOX": algorithms.RNG_PHILOX,
     }[op.take("rng_algorithm")]
-    if (tuple(key.shape), key.dtype) not in (((2,), np.uint64), ((4,), np.uint32)):
+    state, bits = op.result_types
+    if (tuple(key.shape), key.dtype.itemsize) not in (((2,), 8), ((4,), 4)):
         raise op.refused(f"its state is {key.dtype}[{key.shape[0]}], and JAX's is uint64[2]")
-    bits = op.result_types[1]
-    return lax.rng_bit_generator(key, bits.shape, bits.dtype, algorithm)
+    words = lax.rng_bit_generator(_unsigned(key), bits.shape, _unsigned(bits).dtype, algorithm)
+    return [_as_dtype(x, kind.dtype) for x, kind in zip(words, (state, bits), strict=True)]
+
+
+def _unsigned(x: Any) -> Any:
+    """Return integers as those without a sign of the same bits; others, and types, as such."""
+    name = np.dtype(x.dtype).name
+    if not name.startswith("int"):
+        return x
+    if isinstance(x, jax.ShapeDtypeStruct):
+        return jax.ShapeDtypeStruct(x.shape, f"u{name}")
+    return lax.bitcast_convert_type(x, f"u{name}")
+
+
+def _as_dtype(x: Any, dtype: Any) -> Any:
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 @rule(stablehlo_rules, "stablehlo.rng")
@@ -738,5 +780,60 @@ def _(op: Operation, low: Any, high: Any, shape: Any) -> Any:
 def _(op: Operation, x: Any) -> Any:
     values = op.result_types[0]
     op.require(is_stable=True, largest=True)
-    op.attributes.pop("k", None)
+    for name in ("k", "call_target_name", "api_version", "called_computations", "backend_config"):
+        op.attributes.pop(name, None)
     return lax.top_k(x, values.shape[-1])
+
+
+# --- normalization --------------------------------------------------------------------------------
+# As StableHLO's specification computes it: of a batch along all dimensions but one.
+
+
+def _along(values: Any, x: Any, axis: int) -> Any:
+    """Return one value for each place along an axis, broadcast to all of an array."""
+    return lax.broadcast_in_dim(values, x.shape, (axis,))
+
+
+def _normalized(x: Any, mean: Any, variance: Any, epsilon: Any, axis: int) -> Any:
+    deviation = lax.sqrt(lax.add(variance, lax.full_like(variance, epsilon)))
+    return lax.div(lax.sub(x, _along(mean, x, axis)), _along(deviation, x, axis))
+
+
+@rule(stablehlo_rules, "stablehlo.batch_norm_inference")
+def _(op: Operation, x: Any, scale: Any, offset: Any, mean: Any, variance: Any) -> Any:
+    epsilon, axis = op.take("epsilon"), op.take("feature_index")
+    normalized = _normalized(x, mean, variance, epsilon, axis)
+    return lax.add(lax.mul(_along(scale, x, axis), normalized), _along(offset, x, axis))
+
+
+@rule(stablehlo_rules, "stablehlo.batch_norm_training")
+def _(op: Operation, x: Any, scale: Any, offset: Any) -> Any:
+    epsilon, axis = op.take("epsilon"), op.take("feature_index")
+    mean = _mean(x, axis)
+    variance = _mean(lax.square(lax.sub(x, _along(mean, x, axis))), axis)
+    normalized = _normalized(x, mean, variance, epsilon, axis)
+    scaled = lax.add(lax.mul(_along(scale, x, axis), normalized), _along(offset, x, axis))
+    return [scaled, mean, variance]
+
+
+def _sum(x: Any, axis: int) -> Any:
+    return lax.reduce_sum(x, [i for i in range(len(x.shape)) if i != axis])
+
+
+def _mean(x: Any, axis: int) -> Any:
+    total = _sum(x, axis)
+    return lax.div(total, lax.full_like(total, x.size // x.shape[axis]))
+
+
+@rule(stablehlo_rules, "stablehlo.batch_norm_grad")
+def _(op: Operation, x: Any, scale: Any, mean: Any, variance: Any, cotangent: Any) -> Any:
+    epsilon, axis = op.take("epsilon"), op.take("feature_index")
+    normalized = _normalized(x, mean, variance, epsilon, axis)
+    of_scale = _sum(lax.mul(cotangent, normalized), axis)
+    of_offset = _sum(cotangent, axis)
+    count = lax.full_like(of_scale, x.size // x.shape[axis])
+    centered = lax.sub(cotangent, _along(lax.div(of_offset, count), x, axis))
+    projected = lax.mul(normalized, _along(lax.div(of_scale, count), x, axis))
+    deviation = lax.sqrt(lax.add(variance, lax.full_like(variance, epsilon)))
+    factor = _along(lax.div(scale, deviation), x, axis)
+    return [lax.mul(factor, lax.sub(centered, projected)), of_scale, of_offset]

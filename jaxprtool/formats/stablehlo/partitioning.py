@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import combinations, pairwise, permutations
 from typing import Any
 
@@ -22,6 +23,7 @@ from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 from jaxprtool.formats.stablehlo.operations import also, binary
 from jaxprtool.formats.stablehlo.reader import (
     Lazy,
+    ModuleReader,
     Operation,
     Splat,
     forced,
@@ -302,6 +304,141 @@ def _mesh_of(
 
 
 # --- devices --------------------------------------------------------------------------------------
+# A module may be the program of one device: of a replica, as `jax.pmap` made it, or of a partition,
+# as the partitioner leaves it. Then it has collectives, and no shardings. StableHLO numbers all
+# devices: those of the first replica, by partition, come first.
+
+
+@dataclass(frozen=True)
+class ReplicasAndPartitions:
+    """The devices that each run the function `main`.
+
+    Attributes:
+        replicas: The number of replicas.
+        partitions: The number of partitions of each.
+    """
+
+    replicas: int
+    partitions: int
+
+    @property
+    def count(self) -> int:
+        """The number of devices."""
+        return self.replicas * self.partitions
+
+    def mapped(self, function: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        """Return a function of what all devices have, stacked along a new first axis."""
+        sizes = {"replicas": self.replicas, "partitions": self.partitions}
+        used = {name: size for name, size in sizes.items() if size > 1}
+        mesh = AbstractMesh(
+            tuple(used.values()), tuple(used), axis_types=(AxisType.Auto,) * len(used)
+        )
+        spec = PartitionSpec(tuple(used))
+
+        def of_device(*parts: Any) -> tuple[Any, ...]:
+            results = function(*(lax.squeeze(part, [0]) for part in parts))
+            return tuple(lax.expand_dims(result, [0]) for result in results)
+
+        def of_all(*stacked: Any) -> list[Any]:
+            mapping = {"mesh": mesh, "in_specs": spec, "out_specs": spec, "check_vma": False}
+            return list(jax.shard_map(of_device, **mapping)(*stacked))
+
+        return of_all
+
+
+#: Collectives that reduce or gather in groups of replicas and all partitions, or of any devices.
+_OF_GROUPS = ("stablehlo.all_gather", "stablehlo.all_reduce", "stablehlo.reduce_scatter")
+
+_COLLECTIVES = (
+    *_OF_GROUPS,
+    "stablehlo.all_to_all",
+    "stablehlo.collective_broadcast",
+    "stablehlo.collective_permute",
+)
+
+
+def devices_of(reader: ModuleReader) -> ReplicasAndPartitions | None:
+    """Return the devices of a module that is the program of one of several; None for others.
+
+    If the module does not say how many there are, they are those in the groups of its collectives.
+
+    Raises:
+        UnsupportedError: If a collective combines what several partitions have, of unknown number.
+    """
+    attributes = reader.module.operation.attributes
+    names = {"replicas": "mhlo.num_replicas", "partitions": "mhlo.num_partitions"}
+    said = {key: attributes[name].value for key, name in names.items() if name in attributes}
+    collectives = reader.operations_named(*_COLLECTIVES)
+    numbers = reader.operations_named("stablehlo.partition_id", "stablehlo.replica_id")
+    if not (collectives or (numbers and said)) or _has_meshes(reader):
+        return None
+    counts = {"replicas": 1, "partitions": 1} | (said or _counted(reader, collectives))
+    devices = ReplicasAndPartitions(**counts)
+    return devices if devices.count > 1 else None
+
+
+def _has_meshes(reader: ModuleReader) -> bool:
+    """Return True if shardings, or manual computations, divide the values of a module."""
+    calls = reader.operations_named("stablehlo.custom_call")
+    targets = {call.attributes["call_target_name"].value for call in calls}
+    has_manual = bool(reader.operations_named("sdy.manual_computation"))
+    return (
+        has_manual
+        or "SPMDFullToShardShape" in targets
+        or "sdy.sharding" in str(reader.main.attributes)
+    )
+
+
+def _counted(reader: ModuleReader, collectives: Sequence[Any]) -> dict[str, int]:
+    """Return the numbers of devices that the groups of collectives need, which have all of them."""
+    counts: dict[str, int] = {}
+    for op in collectives:
+        kind = _strategy(op)
+        if kind == "replica and partition":
+            raise reader.refused(op, "the module does not say how many partitions it is for")
+        if op.name.removeprefix("stablehlo.") not in ("collective_broadcast", "collective_permute"):
+            groups = np.asarray(op.attributes["replica_groups"])
+            counts[kind] = max(counts.get(kind, 1), groups.max(initial=0) + 1)
+    replicas = int(counts.get("replica", 1))
+    partitions = max(counts.get("partition", 1), -(-counts.get("flattened", 1) // replicas))
+    return {"replicas": replicas, "partitions": int(partitions)}
+
+
+def _strategy(op: Any) -> str:
+    """Return what the numbers in the groups of a collective are, as StableHLO defines it."""
+    attributes = op.attributes
+    is_global = "use_global_device_ids" in attributes
+    channel = 0
+    if "channel_handle" in attributes:
+        channel = stablehlo.ChannelHandle(attributes["channel_handle"]).handle
+    if channel <= 0:
+        return "replica"
+    if op.name not in _OF_GROUPS:
+        return "partition"
+    return "flattened" if is_global else "replica and partition"
+
+
+def _of_all_devices(op: Operation, groups: np.ndarray) -> np.ndarray:
+    """Return groups of numbers of devices for those in a collective, of replicas or partitions."""
+    around, total = op.reader.devices, _Devices(op).numbers.size
+    replicas = 1 if around is None else around.replicas
+    partitions, kind = total // replicas, _strategy(op.op)
+    if not groups.size:
+        count = {"replica": replicas, "partition": partitions, "flattened": total}
+        groups = np.arange(count.get(kind, replicas))[None]
+    match kind:
+        case "replica":
+            made = [groups * partitions + i for i in range(partitions)]
+        case "partition":
+            made = [groups + i * partitions for i in range(replicas)]
+        case "flattened":
+            made = [groups]
+        case _:
+            made = [np.concatenate([groups * partitions + i for i in range(partitions)], 1)]
+    result = np.concatenate(made)
+    if result.size and result.max() >= total:
+        raise op.refused(f"it is for more than the {total} devices of its mesh")
+    return result
 
 
 class _Devices:
@@ -386,16 +523,15 @@ class _Devices:
 
 def _groups(op: Operation) -> tuple[tuple[str, ...], list[list[int]] | None]:
     """Return the axes of a collective of groups of partitions, and groups in them or None."""
-    is_partitions = op.attributes.pop("channel_handle", None) is not None
-    op.attributes.pop("use_global_device_ids", None)
-    groups = op.take("replica_groups")
-    if not is_partitions:
-        raise op.refused("it is over replicas")
-    devices = _Devices(op)
+    for name in ("channel_handle", "use_global_device_ids"):
+        op.attributes.pop(name, None)
+    groups, devices = op.take("replica_groups"), _Devices(op)
     if isinstance(groups, np.ndarray):
         if (groups < 0).any():
             raise op.refused("groups of different sizes")
-        return devices.groups(groups)
+        return devices.groups(_of_all_devices(op, groups))
+    if _strategy(op.op) == "replica":
+        raise op.refused("it is over replicas")
     read = stablehlo.ReplicaGroupMeshAxesAttr(groups)
     mesh = _mesh_named(op, str(read.mesh))
     axes = [stablehlo.AxisRefAttr(axis) for axis in read.axes]
@@ -492,10 +628,10 @@ def _(op: Operation, *operands: Any) -> Any:
 
 @rule(stablehlo_rules, "stablehlo.collective_permute")
 def _(op: Operation, *operands: Any) -> Any:
-    if op.attributes.pop("channel_handle", None) is None:
-        raise op.refused("it is over replicas")
-    axes, pairs = _Devices(op).pairs(np.asarray(op.take("source_target_pairs")))
-    return [lax.ppermute(x, axes, pairs) for x in operands]
+    op.attributes.pop("channel_handle", None)
+    pairs = np.asarray(op.take("source_target_pairs")).reshape(-1, 2)
+    axes, places = _Devices(op).pairs(_of_all_devices(op, pairs))
+    return [lax.ppermute(x, axes, places) for x in operands]
 
 
 @rule(stablehlo_rules, "stablehlo.collective_broadcast")
@@ -520,8 +656,8 @@ class DeviceNumber(Lazy):
 
     def index(self, dtype: Any) -> Any:
         """Return it as an index along axes of the mesh."""
-        devices = _Devices(self._op)
-        total = devices.numbers.size
+        devices, around = _Devices(self._op), self._op.reader.devices
+        total = devices.numbers.size // (1 if around is None else around.replicas)
         count = self.count or total // self.step
         sizes = devices.numbers.shape
         steps = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
@@ -545,9 +681,12 @@ def _(op: Operation) -> Any:
 
 @rule(stablehlo_rules, "stablehlo.replica_id")
 def _(op: Operation) -> Any:
+    around = op.reader.devices
+    if around is not None and around.replicas > 1:
+        return lax.convert_element_type(lax.axis_index("replicas"), np.uint32)
     attributes = op.reader.module.operation.attributes
     name = "mhlo.num_replicas"
-    if name in attributes and attributes[name].value != 1:
+    if around is None and name in attributes and attributes[name].value != 1:
         raise op.refused("the module is for several replicas")
     return np.uint32(0)
 

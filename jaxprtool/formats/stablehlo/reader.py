@@ -99,6 +99,37 @@ class Splat(Lazy):
         return lax.broadcast_in_dim(self.scalar, self.shape, ()) if self.shape else self.scalar
 
 
+class Bundle(Lazy):
+    """A tuple of values; a token, which orders effects, is an empty one."""
+
+    def __init__(self, elements: Sequence[Any]) -> None:
+        super().__init__((), lambda: self)
+        self.elements = tuple(elements)
+
+
+def leaves(values: Sequence[Any]) -> list[Any]:
+    """Return the arrays among some values and in their tuples, with their equations written."""
+    arrays: list[Any] = []
+    for value in values:
+        arrays += leaves(value.elements) if isinstance(value, Bundle) else [forced(value)]
+    return arrays
+
+
+def bundled(kinds: Sequence[Any], arrays: Iterator[Any]) -> list[Any]:
+    """Return values of some types of the module made of arrays."""
+    return [
+        next(arrays) if parts is None else Bundle(bundled(parts, arrays))
+        for parts in map(_parts, kinds)
+    ]
+
+
+def _parts(kind: Any) -> list[Any] | None:
+    """Return the types in a tuple, none for a token; None for the type of an array."""
+    if isinstance(kind, ir.TupleType):
+        return [kind.get_type(i) for i in range(kind.num_types)]
+    return [] if str(kind) == _TOKEN else None
+
+
 def forced(value: Any) -> Any:
     """Return a value, with its equations written."""
     return value.force() if isinstance(value, Lazy) else value
@@ -141,8 +172,8 @@ class Operation:
 
     @property
     def result_types(self) -> list[Any]:
-        """The types of its results: `ShapeDtypeStruct`s."""
-        return [self.reader.type_of(result.type) for result in self.op.results]
+        """The types of the arrays in its results: `ShapeDtypeStruct`s."""
+        return self.reader.types_of([result.type for result in self.op.results])
 
     @property
     def result_type(self) -> Any:
@@ -292,6 +323,7 @@ class ModuleReader:
         self.functions: dict[str, Any] = {}
         self.symbols: dict[str, Any] = {}
         self._names: set[str] = set()  # of operations
+        self.devices: Any = None
         for view in module.body.operations:
             op = view.operation
             if "sym_name" in op.attributes:
@@ -308,18 +340,19 @@ class ModuleReader:
 
     def program(self) -> Program:
         """Return the program of the function `main`, or of the only public one."""
+        from jaxprtool.formats.stablehlo.partitioning import devices_of  # which imports this file
+
         main = self.main
         arguments = self._block_of(main).arguments
-        avals = [self._aval(argument.type, main) for argument in arguments]
+        self.devices = devices_of(self)
         with jaxcompat.default_settings(self._is_wide):
-            jaxpr = self._traced(main, avals)
+            jaxpr = self._traced(main, self.devices)
         name = _PREFIX.sub("", self._name(main)) or "main"
-        arg_names = _distinct("arg", [_argument_name(argument) for argument in arguments])
-        out_avals = [*jaxpr.out_avals]
-        infos: Sequence[Any] = [{}] * len(out_avals)
-        if "res_attrs" in main.attributes:
-            infos = [*main.attributes["res_attrs"]]
-        out_names = _distinct("result", [_result_name(attributes) for attributes in infos])
+        avals, out_avals = [*jaxpr.in_avals], [*jaxpr.out_avals]
+        names = [_argument_name(x) for x in arguments for _ in self.types_of([x.type])]
+        arg_names = _distinct("arg", names)
+        names = [_result_name(attributes) for attributes in self._attributes_of(main, "res_attrs")]
+        out_names = _distinct("result", names)
         program = Program(
             name=name,
             jaxpr=jaxpr,
@@ -331,20 +364,21 @@ class ModuleReader:
         return program.replace(jit=self._options(main, program))
 
     @cached_property
-    def _kinds(self) -> set[Any]:
-        """The types of all values of the module."""
-        kinds: set[Any] = set()
+    def _kinds(self) -> dict[Any, Any]:
+        """The types of all values of the module, with an operation of each, or a function."""
+        kinds: dict[Any, Any] = {}
 
         def visit(op: Any) -> Any:
             self._names.add(op.name)
             for result in op.results:
-                kinds.add(result.type)
+                kinds.setdefault(result.type, op)
             return ir.WalkResult.ADVANCE
 
         self.module.operation.walk(visit)
         for function in self.functions.values():
             for region in function.regions:
-                kinds.update(x.type for block in region.blocks for x in block.arguments)
+                for argument in (x for block in region.blocks for x in block.arguments):
+                    kinds.setdefault(argument.type, function)
         return kinds
 
     @property
@@ -368,7 +402,7 @@ class ModuleReader:
             jaxcompat.lower_quantized(self.module)
         except Exception as error:  # jaxlib's errors have no common class
             illegal = re.search(r"failed to legalize operation '([^']*)'", str(error))
-            for op in self._operations(illegal[1]) if illegal else ():
+            for op in self.operations_named(illegal[1]) if illegal else ():
                 if any("!quant." in str(x.type) for x in (*op.operands, *op.results)):
                     refused = self.refused(op, "jaxlib lacks it for these quantized values")
                     refused.hint = None
@@ -376,23 +410,30 @@ class ModuleReader:
             why = self._first_complaint(error)
             raise UnsupportedError(f"{self.path}: quantized values: {why}") from error
 
-    def _operations(self, name: str) -> list[Any]:
-        """Return all operations of a name."""
+    def operations_named(self, *names: str) -> list[Any]:
+        """Return all operations of some names in `main`, and in the functions that it calls."""
         operations: list[Any] = []
+        functions = [self.main]
 
         def visit(op: Any) -> Any:
-            if op.name == name:
+            if op.name in names:
                 operations.append(op)
+            if op.name in ("func.call", "stablehlo.composite"):
+                callee = op.attributes["callee" if op.name == "func.call" else "decomposition"]
+                function = self.functions.get(callee.value)
+                if function is not None and function not in functions:
+                    functions.append(function)
             return ir.WalkResult.ADVANCE
 
-        self.module.operation.walk(visit)
+        for function in functions:
+            function.walk(visit)
         return operations
 
     def shapes(self) -> list[Sequence[int]] | None:
         """Return the shapes of the arguments of the program; None if the module leaves one open."""
         kinds = [argument.type for argument in self._block_of(self.main).arguments]
         is_open = any(not getattr(kind, "has_static_shape", True) for kind in kinds)
-        return None if is_open else [kind.shape for kind in kinds]
+        return None if is_open else [getattr(kind, "shape", ()) for kind in kinds]
 
     def refined(self, shapes: Sequence[Sequence[int]]) -> Any:
         """Return the module for arguments of these shapes, with all sizes that follow."""
@@ -402,12 +443,15 @@ class ModuleReader:
             raise ArgumentsError(message)
         for i, (argument, shape) in enumerate(zip(arguments, shapes, strict=True)):
             kind = argument.type
+            if not isinstance(kind, ir.RankedTensorType):
+                continue
             if len(shape) != kind.rank or any(
                 not kind.is_dynamic_dim(axis) and kind.get_dim_size(axis) != size
                 for axis, size in enumerate(shape)
             ):
                 message = f"{self.path}: argument {i} is {kind}, not of shape {[*shape]}"
                 raise ArgumentsError(message)
+        self._name_main()
         try:
             jaxcompat.set_argument_shapes(self.module, arguments, shapes)
             code = mlir.module_to_bytecode(self.module)
@@ -433,6 +477,17 @@ class ModuleReader:
             )
         return self.functions.get("main") or public[0]
 
+    def _name_main(self) -> None:
+        """Give the function of the program the name `main`, as jaxlib expects it."""
+        name = self.main.attributes["sym_name"]
+        if name.value != "main":
+            if "sym_name" not in self.module.operation.attributes:
+                self.module.operation.attributes["sym_name"] = name
+            self.main.attributes["sym_name"] = ir.StringAttr.get("main")
+            for call in self.operations_named("func.call"):
+                if call.attributes["callee"].value == name.value:
+                    call.attributes["callee"] = ir.FlatSymbolRefAttr.get("main")
+
     def _name(self, main: Any) -> str:
         attributes = self.module.operation.attributes
         named = "sym_name" in attributes
@@ -446,11 +501,21 @@ class ModuleReader:
         )
         return JitOptions(arguments, results) if arguments or results else None
 
+    def _attributes_of(self, function: Any, key: str) -> list[Any]:
+        """Return the attributes of the arguments or results of a function, one for each array."""
+        kind = function.attributes["function_type"].value
+        kinds = kind.inputs if key == "arg_attrs" else kind.results
+        given = function.attributes[key] if key in function.attributes else [{}] * len(kinds)
+        return [
+            attributes
+            for kind, attributes in zip(kinds, given, strict=True)
+            for _ in self.types_of([kind])
+        ]
+
     def _value_options(self, main: Any, key: str, values: Values) -> tuple[ValueOptions, ...]:
-        if key not in main.attributes:
-            return ()
         op, options = Operation(main, self), []
-        for (name, aval), attributes in zip(values, main.attributes[key], strict=True):
+        attributes_of_values = self._attributes_of(main, key)
+        for (name, aval), attributes in zip(values, attributes_of_values, strict=True):
             donated = any(donor in attributes for donor in _DONORS)
             placement = None
             if "sdy.sharding" in attributes:
@@ -473,13 +538,13 @@ class ModuleReader:
         key = name, jax.sharding.get_abstract_mesh()
         if key not in self._jaxprs:
             self._jaxprs[key] = None
-            function = self.functions[name]
-            avals = [self._aval(x.type, function) for x in self._block_of(function).arguments]
-            self._jaxprs[key] = self._traced(function, avals)
+            self._jaxprs[key] = self._traced(self.functions[name])
         jaxpr = self._jaxprs[key]
         if jaxpr is None:
             raise UnsupportedError(f"{self.path}: the function '{name}' calls itself")
-        return jaxcompat.call_jit(jaxpr, name, args)
+        results = jaxcompat.call_jit(jaxpr, name, leaves(args))
+        kind = self.functions[name].attributes["function_type"].value
+        return bundled(kind.results, iter(results))
 
     def run_function(self, name: str, args: Sequence[Any]) -> list[Any]:
         """Return the results of a call of a function, in place of the call."""
@@ -487,14 +552,18 @@ class ModuleReader:
         self._locate(function)
         return self.run(self._block_of(function), function, *args)
 
-    def _traced(self, function: Any, avals: Sequence[Any]) -> ClosedJaxpr:
+    def _traced(self, function: Any, devices: Any = None) -> ClosedJaxpr:
         name, block = function.attributes["sym_name"].value, self._block_of(function)
+        kinds = [argument.type for argument in block.arguments]
+        avals = [jax.core.ShapedArray(x.shape, x.dtype) for x in self.types_of(kinds)]
         self._locate(function)
 
         def flat(*args: Any) -> list[Any]:
-            return self.run(block, function, *args)
+            return leaves(self.run(block, function, *bundled(kinds, iter(args))))
 
-        return jaxcompat.trace_flat(flat, name, avals)
+        if devices is not None:
+            avals = [jax.core.ShapedArray((devices.count, *x.shape), x.dtype) for x in avals]
+        return jaxcompat.trace_flat(devices.mapped(flat) if devices else flat, name, avals)
 
     def _block_of(self, function: Any) -> Any:
         blocks = [*function.regions[0].blocks]
@@ -551,6 +620,9 @@ class ModuleReader:
             if not self.opaque or operation.name == "func.call":
                 raise
             results = _kept(operation, error)
+        kinds = [result.type for result in op.results]
+        if len(results) > len(kinds) == 1:  # the arrays of a tuple
+            results = bundled(kinds, iter(results))
         for result, value in zip(op.results, results, strict=True):
             self._check_type(op, result.type, value)
             self.values[result] = value
@@ -577,7 +649,9 @@ class ModuleReader:
         return results if isinstance(results, list | tuple) else [results]
 
     def _check_type(self, op: Any, kind: Any, value: Any) -> None:
-        if value is TOKEN:
+        if isinstance(value, Bundle):
+            for part, element in zip(_parts(kind) or (), value.elements, strict=True):
+                self._check_type(op, part, element)
             return
         wanted = self.type_of(kind)
         dtype = getattr(value, "dtype", wanted.dtype)
@@ -599,6 +673,14 @@ class ModuleReader:
 
     # --- types and attributes -----------------------------------------------------------------
 
+    def types_of(self, kinds: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+        """Return the types of the arrays in values of some types."""
+        types: list[jax.ShapeDtypeStruct] = []
+        for kind in kinds:
+            parts = _parts(kind)
+            types += [self.type_of(kind)] if parts is None else self.types_of(parts)
+        return types
+
     def type_of(self, kind: Any) -> jax.ShapeDtypeStruct:
         """Return a type of the module as a `ShapeDtypeStruct`."""
         aval = self._types.get(kind)
@@ -607,10 +689,10 @@ class ModuleReader:
         return aval
 
     def _parsed_type(self, kind: Any) -> jax.ShapeDtypeStruct:
-        if str(kind) == TOKEN:
-            raise UnsupportedError(f"{self.path} orders its effects by tokens, which are not read")
+        op = self._kinds.get(kind)
+        what = self.path if op is None else f"{self.path}: {_kind(op)}{self.place(op)}"
         if not isinstance(kind, ir.RankedTensorType):
-            raise ProgramFileError(f"{self.path} has values of type {kind}, which JAX lacks")
+            raise ProgramFileError(f"{what} has values of type {kind}, which JAX lacks")
         if not kind.has_static_shape:
             raise ProgramFileError(
                 f"{self.path} has sizes that are not known: {kind}",
@@ -618,12 +700,8 @@ class ModuleReader:
             )
         dtype = self.dtypes.get(str(kind.element_type))
         if dtype is None:
-            raise ProgramFileError(f"{self.path} has elements of {kind.element_type}, not of JAX")
+            raise ProgramFileError(f"{what} has elements of {kind.element_type}, not of JAX")
         return jax.ShapeDtypeStruct(tuple(kind.shape), dtype)
-
-    def _aval(self, kind: Any, function: Any) -> Any:
-        struct = self.type_of(kind)
-        return jax.core.ShapedArray(struct.shape, struct.dtype)
 
     def value_of(self, attribute: Any) -> Any:
         """Return an attribute as a Python value; enums and others as text."""
@@ -781,8 +859,8 @@ class ModuleReader:
         self._sources.update(zip(places, infos, strict=True))
 
 
-#: The type, and the only value, of what orders effects.
-TOKEN = "!stablehlo.token"
+#: The type of what orders effects.
+_TOKEN = "!stablehlo.token"
 
 #: The file of locations that MLIR's parser makes.
 _TEXT_OF_MODULE = "-"
@@ -802,6 +880,7 @@ _DONORS = ("jax.buffer_donor", "tf.aliasing_output")
 _HINTS = (
     "mhlo.frontend_attributes",
     "mhlo.sharding",
+    "name",
     "result_layout",
     "sdy.sharding_rule",
     "xla_shape",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -26,13 +26,15 @@ from jaxprtool.formats.stablehlo.operations import (
     with_vector_last,
 )
 from jaxprtool.formats.stablehlo.reader import (
-    TOKEN,
+    Bundle,
     Operation,
     Splat,
     attribute_names,
+    bundled,
     forced,
     ir,
     lazy,
+    leaves,
     stablehlo_rules,
 )
 from jaxprtool.ir.rules import rule
@@ -517,8 +519,13 @@ def _(op: Operation, *inits: Any) -> Any:
     trips = _trip_count(op, inits)
     if trips is not None:
         return _CountedLoop(op, inits, trips).scan(inits)
-    values = tuple(forced(value) for value in inits)
-    return lax.while_loop(lambda xs: cond(*xs)[0], lambda xs: tuple(body(*xs)), values)
+    kinds = [init.type for init in op.op.operands]
+    last = lax.while_loop(
+        lambda xs: cond(*bundled(kinds, iter(xs)))[0],
+        lambda xs: leaves(body(*bundled(kinds, iter(xs)))),
+        leaves(inits),
+    )
+    return bundled(kinds, iter(last))
 
 
 class _CountedLoop:
@@ -562,6 +569,7 @@ class _CountedLoop:
             i
             for i, (end, argument) in enumerate(zip(self.ends, arguments, strict=True))
             if end != argument and i not in written and (counted or i != self.counter)
+            if not isinstance(inits[i], Bundle)
         ]
         sliced = [*dict.fromkeys(self.reads.values())]
 
@@ -784,22 +792,33 @@ def _constant(reader: Any, value: Any) -> int | None:
 
 @rule(stablehlo_rules, "stablehlo.if")
 def _(op: Operation, pred: Any) -> Any:
-    return lax.cond(pred, op.body(0), op.body(1))
+    return _chosen(op, partial(lax.cond, pred), [0, 1])
 
 
 @rule(stablehlo_rules, "stablehlo.case")
 @lazy
 def _(op: Operation, index: Any) -> Any:
-    branches = [op.body(i) for i in range(len(op.op.regions))]
-    last = len(branches) - 1
+    last = len(op.op.regions) - 1
     if isinstance(index, Choice) and last == 1:
-        return lax.cond(index.value, branches[1], branches[0])
+        return _chosen(op, partial(lax.cond, index.value), [1, 0])
+    order = range(last + 1)
     if isinstance(index, Clamped) and [*map(_as_int, index.bounds)] == [0, last]:
-        return lax.switch(index.value, branches)
+        return _chosen(op, lambda *branches: lax.switch(index.value, branches), order)
     index = forced(index)
     # Another index than those of the branches means the last one; `lax.switch` would clamp it.
     inside = lax.bitwise_and(lax.ge(index, np.int32(0)), lax.le(index, np.int32(last)))
-    return lax.switch(lax.select_n(inside, np.int32(last), index), branches)
+    index = lax.select_n(inside, np.int32(last), index)
+    return _chosen(op, lambda *branches: lax.switch(index, branches), order)
+
+
+def _chosen(op: Operation, choose: Callable[..., Any], regions: Sequence[int]) -> list[Any]:
+    """Return the results of one of the regions, which a function chooses among, in this order."""
+    branches = [partial(_leaves_of, op.body(i)) for i in regions]
+    return bundled([result.type for result in op.op.results], iter(choose(*branches)))
+
+
+def _leaves_of(body: Callable[..., list[Any]]) -> list[Any]:
+    return leaves(body())
 
 
 def _as_int(bound: Any) -> int | None:
@@ -889,13 +908,34 @@ def _ffi_value(op: Operation, attribute: Any) -> Any:
     raise op.refused(f"attribute {attribute} for the library")
 
 
+@rule(stablehlo_rules, "stablehlo.tuple")
+@lazy
+def _(op: Operation, *elements: Any) -> Any:
+    return Bundle(elements)
+
+
+@rule(stablehlo_rules, "stablehlo.get_tuple_element")
+def _(op: Operation, values: Any) -> Any:
+    return values.elements[op.take("index")]
+
+
+@rule(stablehlo_rules, "@shape_assertion")
+@lazy
+def _(op: Operation, *operands: Any) -> Any:
+    """Return nothing, if it is known that the assertion holds."""
+    op.attributes.clear()
+    if not (isinstance(operands[0], Splat) and operands[0].scalar):
+        raise op.refused("it is not known that the assertion holds")
+    return []
+
+
 # --- effects --------------------------------------------------------------------------------------
 # Tokens order effects. They have no values, so those without an effect are dropped.
 
 
 @rule(stablehlo_rules, "stablehlo.create_token", "stablehlo.after_all")
 def _(op: Operation, *operands: Any) -> Any:
-    return TOKEN
+    return Bundle(())
 
 
 @rule(stablehlo_rules, *(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv")))

@@ -312,7 +312,7 @@ def test_powers_of_integers():
     body = "%z = stablehlo.power %x, %y : tensor<7xi32>\nreturn %z : tensor<7xi32>"
     x, y = jnp.array([-1, -1, -3, 1, -3, 0, -1]), jnp.array([1, 0, -3, -3, 3, 2, -3])
     program = read_module_program(module(body, arguments, "tensor<7xi32>"))
-    assert program(x, y).tolist() == [-1, 1, 0, 1, -27, 0, -1]
+    assert jax.jit(program)(x, y).tolist() == [-1, 1, 0, 1, -27, 0, -1]
     cubes = module(
         "%c = stablehlo.constant dense<3> : tensor<7xi32>\n" + body.replace("%y", "%c"),
         *("%x: tensor<7xi32>", "tensor<7xi32>"),
@@ -320,6 +320,103 @@ def test_powers_of_integers():
     program = read_module_program(cubes)
     assert names(program) == ["integer_pow"]
     assert program(x).tolist() == (x**3).tolist()
+
+
+def test_comparisons_of_integers_without_a_sign():
+    body = """
+    %u = stablehlo.compare LT, %x, %y, UNSIGNED : (tensor<3xi32>, tensor<3xi32>) -> tensor<3xi1>
+    %s = stablehlo.compare LT, %x, %y, SIGNED : (tensor<3xi32>, tensor<3xi32>) -> tensor<3xi1>
+    return %u, %s : tensor<3xi1>, tensor<3xi1>"""
+    arguments = "%x: tensor<3xi32>, %y: tensor<3xi32>"
+    program = read_module_program(module(body, arguments, "(tensor<3xi1>, tensor<3xi1>)"))
+    unsigned, signed = program(jnp.array([-1, 1, 2]), jnp.array([1, 2, -1]))
+    assert (unsigned.tolist(), signed.tolist()) == ([False, True, True], [True, True, False])
+
+
+def test_batch_normalization():
+    kinds = "(tensor<4x3x2xf32>, tensor<3xf32>, tensor<3xf32>)"
+    operand = "tensor<4x3x2xf32>"
+    options = "<{epsilon = 0.01 : f32, feature_index = 1 : i64}>"
+    body = f"""
+    %t:3 = "stablehlo.batch_norm_training"(%x, %s, %o) {options} : {kinds} -> {kinds}
+    %i = "stablehlo.batch_norm_inference"(%x, %s, %o, %t#1, %t#2) {options} :
+      ({operand}, tensor<3xf32>, tensor<3xf32>, tensor<3xf32>, tensor<3xf32>) -> {operand}
+    %g:3 = "stablehlo.batch_norm_grad"(%x, %s, %t#1, %t#2, %w) {options} :
+      ({operand}, tensor<3xf32>, tensor<3xf32>, tensor<3xf32>, {operand}) -> {kinds}
+    return %t#0, %i, %g#0, %g#1, %g#2 : {operand}, {operand}, {kinds[1:-1]}"""
+    arguments = f"%x: {operand}, %s: tensor<3xf32>, %o: tensor<3xf32>, %w: {operand}"
+    text = module(body, arguments, f"({operand}, {operand}, {kinds[1:-1]})")
+    x, weights = jnp.sin(jnp.arange(48.0)).reshape(2, 4, 3, 2)
+    scale, offset = jnp.arange(1.0, 7).reshape(2, 3)
+
+    def normalized(x, scale, offset):
+        scale, offset = scale[None, :, None], offset[None, :, None]
+        mean, variance = x.mean((0, 2), keepdims=True), x.var((0, 2), keepdims=True)
+        return scale * (x - mean) / jnp.sqrt(variance + 0.01) + offset
+
+    def wanted(*args):
+        y, slopes = jax.vjp(normalized, *args[:3])
+        return y, y, *slopes(args[3])
+
+    args = x, scale, offset, weights
+    results = [jax.jit(fun)(*args) for fun in (read_module_program(text), wanted)]
+    for ours, theirs in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [0, 1])
+def test_selection_by_indices_as_torch_defines_it(batch):
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    indices = jnp.array([[0, 2, 1, 1, 9], [2, 2, 0, 1, 0]])
+    indices = indices if batch else indices[0]
+    types = [f"tensor<{'x'.join(map(str, shape))}x" for shape in (x.shape, indices.shape)]
+    types = f"{types[0]}f32>", f"{types[1]}i32>"
+    body = f"""
+    %y = "stablehlo.torch_index_select"(%x, %i) <{{dim = 1 : i64, batch_dims = {batch} : i64}}> :
+      ({types[0]}, {types[1]}) -> tensor<2x5x4xf32>
+    return %y : tensor<2x5x4xf32>"""
+    arguments = f"%x: {types[0]}, %i: {types[1]}"
+    program = read_module_program(module(body, arguments, "tensor<2x5x4xf32>"))
+    rows = np.minimum(np.broadcast_to(indices, (2, 5)), 2)
+    result = jax.jit(program)(x, indices)
+    np.testing.assert_array_equal(result, np.asarray(x)[np.arange(2)[:, None], rows])
+
+
+def test_tuples_and_tokens():
+    text = b"""
+    func.func @main(%t: tuple<tensor<3xf32>, tuple<tensor<2xi32>>>, %k: !stablehlo.token)
+      -> (tuple<tensor<3xf32>, tensor<3xf32>>, !stablehlo.token, tensor<2xi32>) {
+      %x = stablehlo.get_tuple_element %t[0]
+        : (tuple<tensor<3xf32>, tuple<tensor<2xi32>>>) -> tensor<3xf32>
+      %p = stablehlo.get_tuple_element %t[1]
+        : (tuple<tensor<3xf32>, tuple<tensor<2xi32>>>) -> tuple<tensor<2xi32>>
+      %i = stablehlo.get_tuple_element %p[0] : (tuple<tensor<2xi32>>) -> tensor<2xi32>
+      %y, %l = call @f(%x, %k) : (tensor<3xf32>, !stablehlo.token)
+        -> (tensor<3xf32>, !stablehlo.token)
+      %m = stablehlo.after_all %k, %l : !stablehlo.token
+      %r = stablehlo.tuple %y, %x : tuple<tensor<3xf32>, tensor<3xf32>>
+      return %r, %m, %i : tuple<tensor<3xf32>, tensor<3xf32>>, !stablehlo.token, tensor<2xi32>
+    }
+    func.func private @f(%x: tensor<3xf32>, %k: !stablehlo.token)
+      -> (tensor<3xf32>, !stablehlo.token) {
+      %c = stablehlo.constant dense<5.0> : tensor<f32>
+      %r:2 = stablehlo.while(%a = %x, %b = %k) : tensor<3xf32>, !stablehlo.token
+      cond {
+        %s = stablehlo.reduce(%a init: %c) applies stablehlo.add across dimensions = [0]
+          : (tensor<3xf32>, tensor<f32>) -> tensor<f32>
+        %p = stablehlo.compare LT, %s, %c : (tensor<f32>, tensor<f32>) -> tensor<i1>
+        stablehlo.return %p : tensor<i1>
+      } do {
+        %e = stablehlo.exponential %a : tensor<3xf32>
+        stablehlo.return %e, %b : tensor<3xf32>, !stablehlo.token
+      }
+      return %r#0, %r#1 : tensor<3xf32>, !stablehlo.token
+    }"""
+    program = read_module_program(text)
+    x, i = jnp.array([-1.0, -2.0, 0.5]), jnp.array([3, 4])
+    y, same, integers = program(x, i)
+    np.testing.assert_allclose(y, jnp.exp(x), rtol=1e-6)
+    assert (same.tolist(), integers.tolist()) == (x.tolist(), i.tolist())
 
 
 def test_operations_of_chlo_that_broadcast():
@@ -353,7 +450,7 @@ def test_quantized_values_are_the_integers_that_store_them():
     program = read_module_program(text)
     x = jnp.array([1.1, -2.0, 100.0, 0.25])
     w = jnp.array([[2, 4], [8, -4], [1, 0], [0, 127]], "int8")
-    scaled, stored = program(x, w)
+    scaled, stored = jax.jit(program)(x, w)
     assert (stored.tolist(), stored.dtype) == ([5, -1, 127, 4], "int8")  # 3.5 is even as 4
     rows = (stored.astype("float32") - 3) * 0.5
     wanted = 2 * np.round(rows @ (w * np.array([0.5, 0.25])) / 2)

@@ -357,7 +357,8 @@ _COLLECTIVES = (
 )
 
 
-def devices_of(reader: ModuleReader) -> ReplicasAndPartitions | None:
+@rule(stablehlo_rules, "builtin.module")
+def devices_of_module(reader: ModuleReader) -> ReplicasAndPartitions | None:
     """Return the devices of a module that is the program of one of several; None for others.
 
     If the module does not say how many there are, they are those in the groups of its collectives.

@@ -99,7 +99,7 @@ class Splat(Lazy):
         return lax.broadcast_in_dim(self.scalar, self.shape, ()) if self.shape else self.scalar
 
 
-class Bundle(Lazy):
+class Aggregate(Lazy):
     """A tuple of values; a token, which orders effects, is an empty one."""
 
     def __init__(self, elements: Sequence[Any]) -> None:
@@ -111,14 +111,14 @@ def leaves(values: Sequence[Any]) -> list[Any]:
     """Return the arrays among some values and in their tuples, with their equations written."""
     arrays: list[Any] = []
     for value in values:
-        arrays += leaves(value.elements) if isinstance(value, Bundle) else [forced(value)]
+        arrays += leaves(value.elements) if isinstance(value, Aggregate) else [forced(value)]
     return arrays
 
 
 def bundled(kinds: Sequence[Any], arrays: Iterator[Any]) -> list[Any]:
     """Return values of some types of the module made of arrays."""
     return [
-        next(arrays) if parts is None else Bundle(bundled(parts, arrays))
+        next(arrays) if parts is None else Aggregate(bundled(parts, arrays))
         for parts in map(_parts, kinds)
     ]
 
@@ -340,11 +340,9 @@ class ModuleReader:
 
     def program(self) -> Program:
         """Return the program of the function `main`, or of the only public one."""
-        from jaxprtool.formats.stablehlo.partitioning import devices_of  # which imports this file
-
         main = self.main
         arguments = self._block_of(main).arguments
-        self.devices = devices_of(self)
+        self.devices = stablehlo_rules["builtin.module"](self)
         with jaxcompat.default_settings(self._is_wide):
             jaxpr = self._traced(main, self.devices)
         name = _PREFIX.sub("", self._name(main)) or "main"
@@ -649,7 +647,7 @@ class ModuleReader:
         return results if isinstance(results, list | tuple) else [results]
 
     def _check_type(self, op: Any, kind: Any, value: Any) -> None:
-        if isinstance(value, Bundle):
+        if isinstance(value, Aggregate):
             for part, element in zip(_parts(kind) or (), value.elements, strict=True):
                 self._check_type(op, part, element)
             return

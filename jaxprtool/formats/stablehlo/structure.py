@@ -26,7 +26,7 @@ from jaxprtool.formats.stablehlo.operations import (
     with_vector_last,
 )
 from jaxprtool.formats.stablehlo.reader import (
-    Bundle,
+    Aggregate,
     Operation,
     Splat,
     attribute_names,
@@ -569,7 +569,7 @@ class _CountedLoop:
             i
             for i, (end, argument) in enumerate(zip(self.ends, arguments, strict=True))
             if end != argument and i not in written and (counted or i != self.counter)
-            if not isinstance(inits[i], Bundle)
+            if not isinstance(inits[i], Aggregate)
         ]
         sliced = [*dict.fromkeys(self.reads.values())]
 
@@ -911,7 +911,7 @@ def _ffi_value(op: Operation, attribute: Any) -> Any:
 @rule(stablehlo_rules, "stablehlo.tuple")
 @lazy
 def _(op: Operation, *elements: Any) -> Any:
-    return Bundle(elements)
+    return Aggregate(elements)
 
 
 @rule(stablehlo_rules, "stablehlo.get_tuple_element")
@@ -935,7 +935,7 @@ def _(op: Operation, *operands: Any) -> Any:
 
 @rule(stablehlo_rules, "stablehlo.create_token", "stablehlo.after_all")
 def _(op: Operation, *operands: Any) -> Any:
-    return Bundle(())
+    return Aggregate(())
 
 
 @rule(stablehlo_rules, *(f"stablehlo.{name}" for name in ("infeed", "outfeed", "send", "recv")))

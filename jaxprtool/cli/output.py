@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from jaxprtool.errors import Details
     from jaxprtool.ir.program import Program
-    from jaxprtool.render.terminal.listing import Listing
+    from jaxprtool.render.terminal.lines import Listing
     from jaxprtool.render.terminal.tables import Rendering
 
 # --- output ---------------------------------------------------------------------------------------

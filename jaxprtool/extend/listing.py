@@ -29,7 +29,8 @@ from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.rules import summary
 from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.render.terminal.listing import ShowOptions, printable
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import STYLES, Sources
 from jaxprtool.render.terminal.tree import Reader
 

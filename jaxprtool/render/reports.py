@@ -27,7 +27,8 @@ from jaxprtool.ir.program import (
 from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.documents import programs as documents
-from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions, printable
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.listing import DEFAULTS, ShowOptions
 from jaxprtool.render.terminal.tables import drawn, split_rows
 from jaxprtool.render.terminal.tree import Reader
 from jaxprtool.render.views import Column, Table, number_column

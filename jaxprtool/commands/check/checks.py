@@ -26,7 +26,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.render.documents import Change, CheckedTarget, Problem
-from jaxprtool.render.terminal.listing import (
+from jaxprtool.render.terminal.lines import (
     Cell,
     Listing,
     grid,

@@ -29,15 +29,15 @@ from jaxprtool.ir.places import Place
 from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render import views
-from jaxprtool.render.terminal.listing import (
+from jaxprtool.render.terminal.lines import (
     Cell,
     Listing,
-    ShowOptions,
     columns,
     joined_lines,
     printable,
     wrapped_cell,
 )
+from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import (
     ALL,
     HEADING,

@@ -292,7 +292,7 @@ def _trait(name: str, value: str, text: str) -> RenderableType:
 
 def _rules(rules: Sequence[RewriteRule], width: int, full: bool) -> Iterator[RenderableType]:
     """Yield a table for each family of rules."""
-    from jaxprtool.render.terminal.listing import Listing, columns  # imports JAX
+    from jaxprtool.render.terminal.lines import Listing, columns
 
     for family, members in groupby(rules, key=lambda rule: rule.family):
         merged = list(_merged(members))

@@ -10,7 +10,7 @@ from jaxprtool.ir.documents import plural, some
 from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLineToken
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.render.documents import Level, Problem
-from jaxprtool.render.terminal.listing import Listing, joined_lines, printable, wrapped_cell
+from jaxprtool.render.terminal.lines import Listing, joined_lines, printable, wrapped_cell
 from jaxprtool.render.terminal.tables import ROWS, more, split_rows
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from jaxprtool.ir.documents import duration, in_bytes, listed, plural, shell_wor
 from jaxprtool.ir.frames import short_paths
 from jaxprtool.ir.notation.tokens import BinderToken, Comment
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import printable
+from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, more, share_text
 from jaxprtool.render.views import Cell, Column, Table, number_column
 

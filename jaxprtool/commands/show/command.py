@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
     from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.page import PageState, PageView
-    from jaxprtool.render.terminal.listing import Listing, ShowOptions
+    from jaxprtool.render.terminal.lines import Listing
+    from jaxprtool.render.terminal.listing import ShowOptions
     from jaxprtool.render.terminal.tables import Rendering
     from jaxprtool.render.views import Lines
 

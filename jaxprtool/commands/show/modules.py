@@ -28,7 +28,7 @@ from jaxprtool.ir.notation.tokens import (
     Type,
 )
 from jaxprtool.ir.places import UNKNOWN, Place
-from jaxprtool.render.terminal.listing import Listing, joined_lines, printable
+from jaxprtool.render.terminal.lines import Listing, joined_lines, printable
 from jaxprtool.render.terminal.tables import more, split_rows
 
 #: The number of operands that a row lists.

@@ -37,18 +37,16 @@ from jaxprtool.jaxcompat import AnyJaxpr
 from jaxprtool.render import views
 from jaxprtool.render.reports import facts, group_size_text, values_table
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import (
+from jaxprtool.render.terminal.lines import (
     GAP,
-    MOST_IN_A_ROW,
     Cell,
     Listing,
-    ShowOptions,
-    SourceComments,
     columns,
     cut_line,
     lines_of,
     printable,
 )
+from jaxprtool.render.terminal.listing import MOST_IN_A_ROW, ShowOptions, SourceComments
 from jaxprtool.render.terminal.tables import Rendering, drawn, share_text
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from jaxprtool.commands.cost.table import (
 from jaxprtool.commands.profile import table
 from jaxprtool.ir.documents import duration, in_bytes, plural, some
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import GAP
+from jaxprtool.render.terminal.lines import GAP
 from jaxprtool.render.terminal.tables import Rendering, Sources, share_text
 
 if TYPE_CHECKING:

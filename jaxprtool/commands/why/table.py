@@ -19,7 +19,7 @@ from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, Source
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import covering
 from jaxprtool.render.terminal import tables
-from jaxprtool.render.terminal.listing import (
+from jaxprtool.render.terminal.lines import (
     GAP,
     Cell,
     Listing,

@@ -19,15 +19,20 @@ from typing import Any, TypeAlias
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import Contains, bodies, holders
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, shared_jaxprs
-from jaxprtool.ir.notation.tokens import BINDER, Comment, Keyword, SharedName, Token, Type
+from jaxprtool.ir.notation.tokens import (
+    BINDER,
+    COMMENT_COLUMN,
+    Comment,
+    Keyword,
+    SharedName,
+    Token,
+    Type,
+)
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
 
 # --- layout ---------------------------------------------------------------------------------------
 # Break a listing into lines: a jaxpr as a flat list of tokens.
-
-#: The column where comments begin, unless the line is longer than that.
-COMMENT_COLUMN = 50
 
 #: Returns the tokens of the comment on an equation; none if it has no comment.
 Commenter: TypeAlias = Callable[[JaxprEqn], Sequence[str]]

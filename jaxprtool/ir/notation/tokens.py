@@ -10,6 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+#: The column where comments begin, unless the line is longer than that.
+COMMENT_COLUMN = 50
+
 
 class Token(str):
     """A piece of text with a role; plain `str` pieces (names in use, punctuation) have none."""

@@ -51,7 +51,8 @@ from jaxprtool.ir.scopes import ScopeReader
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.render.reports import facts
-from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions, printable
+from jaxprtool.render.terminal.lines import printable
+from jaxprtool.render.terminal.listing import OPAQUE, ShowOptions
 from jaxprtool.render.terminal.tree import Reader
 from jaxprtool.render.views import Cell, Curve, Lines, PageView, Row, RowGroup, Table
 

@@ -24,18 +24,13 @@ from jaxprtool.ir.notation.tokens import (
 )
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
+from jaxprtool.render.terminal.lines import Cell, Listing, cut_line, fits_width, grid, printable
 from jaxprtool.render.terminal.listing import (
     DEFAULTS,
     MOST_IN_A_ROW,
     OPAQUE,
-    Cell,
-    Listing,
     ShowOptions,
     SourceComments,
-    cut_line,
-    fits_width,
-    grid,
-    printable,
 )
 
 # --- tree -----------------------------------------------------------------------------------------

@@ -39,7 +39,11 @@ OTHERS = {
     "another exit code": ("import sys; sys.exit(3)", 3),
     "a sudden end": ("import os; os._exit(0)", 0),
     "a signal": ("import os; os.kill(os.getpid(), 9)", 137),
-    "a thread": ("import threading; threading.Thread(target=input, daemon=True).start()", 0),
+    "a thread": (
+        "from threading import Thread; Thread(target=__import__('time').sleep, args=[9], "
+        "daemon=True).start()",
+        0,
+    ),
     "another folder": ("import os; os.chdir('/')", 0),
     "another setting": ("jax.config.update('jax_enable_x64', True)", 0),
     "a tracer": ("import sys; sys.setprofile(lambda *event: None)", 0),

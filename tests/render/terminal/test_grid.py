@@ -3,7 +3,7 @@
 import pytest
 
 from jaxprtool.ir.notation.tokens import BinderToken, Comment, Heading, PrimitiveName, Type
-from jaxprtool.render.terminal.listing import grid
+from jaxprtool.render.terminal.lines import grid
 
 ROWS = [
     [[Comment("0")], [BinderToken("a"), Type(":f32[4,4,4,4]")], [PrimitiveName("dot_general")]],

@@ -182,7 +182,8 @@ def find_elsewhere(place: RemoteTarget, options: Sequence[str]) -> ProgramEntry:
     from jaxprtool.loading.remote_target import written_elsewhere
 
     with written_elsewhere(place, options) as file:
-        return find_entry(file)  # type: ignore[return-value]
+        # The other JAX may have primitives that this one lacks.
+        return find_entry(file, opaque=True)  # type: ignore[return-value]
 
 
 #: The suffixes of programs in files; other files are recognized by what is in them.
@@ -263,7 +264,7 @@ def _program(target: str, data: bytes, args: str | None, opaque: bool) -> Progra
         return parse_program(data, "<stdin>")
     if run := run_of_file(target):
         source_text.use_kept(run)
-    return read(target)
+    return read(target, opaque=opaque)
 
 
 def _shown(target: str) -> str:

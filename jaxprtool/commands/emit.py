@@ -61,7 +61,9 @@ _Platforms = Annotated[
         parser=options.names,
     ),
 ]
-_Binary = Annotated[bool, _EMITTED.flag("--binary", "Write stablehlo as bytecode.")]
+_Binary = Annotated[
+    bool, _EMITTED.flag("--binary", "Write stablehlo as bytecode, and hlo-optimized as a proto.")
+]
 _Source = Annotated[
     bool | None,
     _EMITTED.option(
@@ -196,7 +198,7 @@ def _check(emission: Emission, out: str | None) -> None:
     """Raise OutputError for options that cannot be combined."""
     to = emission.format
     takes = {
-        "--binary": (emission.binary, (Format.stablehlo,)),
+        "--binary": (emission.binary, (Format.stablehlo, Format.hlo_optimized)),
         "--source": (emission.source, _WITH_SOURCE),
         "--no-source": (emission.source is False, _WITH_SOURCE),
         "--graph": (emission.graph, (Format.dot,)),

@@ -154,6 +154,9 @@ def _servers(pythons: Sequence[str], folder: str) -> Iterator[list[_Server]]:
 
 # --- what an environment makes of a TARGET --------------------------------------------------------
 
+#: The files of the modules before and after XLA's optimizations.
+_BEFORE, _AFTER = "before.pb", "after.optimized.pb"
+
 
 class Phases(NamedTuple):
     """The seconds of each phase; null if it was not run."""
@@ -202,17 +205,20 @@ class _Asked:
         args: Its arguments, or None.
         passes: The passes to run first, or None.
         backend: A machine to compile for, `tpu:v5e:2x2`; None to run it here.
+        factory: Whether TARGET is called to get the function.
     """
 
     target: str
     args: str | None
     passes: str | None
     backend: str | None
+    factory: bool
 
     @property
     def words(self) -> list[str]:
         """TARGET and its options, as words of a command line."""
         words = [self.target, *(("--args", self.args) if self.args else ())]
+        words += ["--factory"] if self.factory else []
         return [*words, *(("-p", self.passes) if self.passes else ())]
 
 
@@ -223,8 +229,9 @@ def _made(server: _Server, folder: str, asked: _Asked) -> _Artifacts:
     on = ("--backend", asked.backend) if asked.backend else ()
     steps = (
         ("opt", "-o", made.file("program.jaxpr"), "--callbacks", "stub"),
-        ("emit", "--to", "hlo", "-o", made.file("before.hlo"), *on),
-        ("emit", "--to", "hlo-optimized", "-o", made.file("after.hlo"), *on),
+        # Protos: the parser of one release does not know all that another one prints.
+        ("emit", "-o", made.file(_BEFORE), *on),
+        ("emit", "-o", made.file(_AFTER), *on),
     )
     for name, *words in steps:
         answer = server.ask(name, *asked.words, *words)
@@ -240,11 +247,16 @@ def _error(answer: dict[str, Any]) -> str:
 
 def _run(server: _Server, made: _Artifacts, asked: _Asked) -> _Artifacts:
     """Run a TARGET once more, and save its results. Add the times to those of earlier rounds."""
+    from jaxprtool.api.targets import is_file
+
     options = "--seed", "0", "--json", "--save", made.file("results.npz")
     answer = server.ask("run", *asked.words, *options)
     if answer["exit_code"]:
         return _Artifacts(made.folder, _error(answer), made.times)
-    return _Artifacts(made.folder, "", (*made.times, answer["document"]["times"]))
+    times = answer["document"]["times"]
+    if is_file(asked.target):
+        times["trace"] = None  # it was read, not traced
+    return _Artifacts(made.folder, "", (*made.times, times))
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -316,6 +328,7 @@ def upgraded(
     args: str | None = None,
     passes: str | None = None,
     backend: str | None = None,
+    factory: bool = False,
     on_progress: OnProgress = lambda doing: None,
 ) -> UpgradeDocument:
     """Compare what two environments make of TARGETs.
@@ -327,6 +340,7 @@ def upgraded(
         args: The arguments of the TARGETs; by default their example arguments.
         passes: Passes to run on each first.
         backend: A TPU that this machine lacks, `tpu:v5e:2x2`, to compile for; nothing is run then.
+        factory: Whether the TARGETs are called to get the functions.
         on_progress: Called with progress messages.
 
     Raises:
@@ -338,7 +352,7 @@ def upgraded(
             _change(
                 servers,
                 os.path.join(folder, str(number)),
-                _Asked(target, args, passes, backend),
+                _Asked(target, args, passes, backend, factory),
                 _numbered(on_progress, number, len(targets)),
             )
             for number, target in enumerate(targets, 1)
@@ -383,7 +397,10 @@ def _change(
     for server, side in zip(servers, sides, strict=True):
         if side.error:
             return TargetChange(asked.target, "fails", f"{server.environment}: {side.error}")
-    return _compared(asked, sides)
+    try:
+        return _compared(asked, sides)
+    except JaxprToolError as error:
+        return TargetChange(asked.target, "fails", error.message)
 
 
 def _compared(asked: _Asked, sides: Sequence[_Artifacts]) -> TargetChange:
@@ -394,11 +411,11 @@ def _compared(asked: _Asked, sides: Sequence[_Artifacts]) -> TargetChange:
     from jaxprtool.formats.jaxpr.read import read
 
     before, after = sides
-    lowered = [stored_module(side.file("before.hlo")) for side in sides]
-    compiled = [stored_module(side.file("after.hlo")) for side in sides]
+    lowered = [stored_module(side.file(_BEFORE)) for side in sides]
+    compiled = [stored_module(side.file(_AFTER)) for side in sides]
     modules = diff_modules(*compiled)
     layer: Layer = ""
-    programs = [read(side.file("program.jaxpr")) for side in sides]
+    programs = [read(side.file("program.jaxpr"), opaque=True) for side in sides]
     if not diff(*programs).is_equivalent:
         layer = "traced"
     elif not diff_modules(*lowered).is_same:
@@ -460,7 +477,7 @@ def _roundings(asked: _Asked, programs: Sequence[Program]) -> tuple[Rounding, Ro
 
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            traced = trace_entry(find_entry(asked.target, asked.args))
+            traced = trace_entry(find_entry(asked.target, asked.args, asked.factory))
             inputs = [traced.given_to(program) for program in programs]
     except JaxprToolError:
         return None
@@ -578,6 +595,8 @@ def _details(change: TargetChange) -> Iterator[str]:
         yield f"  {change.error}"
     if change.differing_results:
         yield f"  different results: {some(change.differing_results, 4)}"
+    if change.modules is not None and change.modules.lost_donations:
+        yield f"  no longer donated: {some(change.modules.lost_donations, 4)}"
     for line in change.modules.lines[:_LINES] if change.modules is not None else ():
         size = line.after.bytes - line.before.bytes
         kernels = line.after.kernels - line.before.kernels
@@ -633,6 +652,9 @@ def upgrade_command(
             _OTHER,
         ),
     ] = None,
+    factory: Annotated[
+        bool, FUNCTION.flag("--factory", "Call TARGET() to get the function and its arguments.")
+    ] = False,
     max_compile: _MaxCompile = None,
     max_run: _MaxRun = None,
     max_peak: _MaxPeak = None,
@@ -660,7 +682,7 @@ def upgrade_command(
     limits = {"compile": max_compile, "run": max_run, "peak": max_peak}
     most = {name: _share(name, text) for name, text in limits.items() if text is not None}
     before, after = python if len(python) == 2 else (sys.executable, *python)
-    found = upgraded(targets, before, after, args, passes, backend, on_progress)
+    found = upgraded(targets, before, after, args, passes, backend, factory, on_progress)
     if json:
         output.write_json(found)
     else:

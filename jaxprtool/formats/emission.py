@@ -58,6 +58,7 @@ SUFFIXES = {
     ".mlirbc": (Format.stablehlo, True),
     ".hlo": (Format.hlo, False),
     ".optimized.hlo": (Format.hlo_optimized, False),
+    ".optimized.pb": (Format.hlo_optimized, True),
     ".pb": (Format.hlo_proto, False),
     ".dot": (Format.dot, False),
     ".gv": (Format.dot, False),
@@ -107,7 +108,7 @@ class Emission:
 
     Attributes:
         format: The format.
-        binary: Whether StableHLO is written as bytecode.
+        binary: Whether StableHLO is written as bytecode, and optimized HLO as a proto.
         source: Whether to include source locations; by default `.jaxpr` files and Python do, and
             StableHLO text does not.
         graph: The graph to draw; None for the jaxpr's.
@@ -199,7 +200,7 @@ class Emission:
             case Format.hlo:
                 return lowering.hlo(program, self.platform)
             case Format.hlo_optimized:
-                return lowering.hlo_optimized(program, self.devices)
+                return lowering.hlo_optimized(program, self.devices, self.binary)
             case Format.hlo_proto:
                 return lowering.hlo_proto(program, self.platform)
             case Format.dot:

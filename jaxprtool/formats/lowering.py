@@ -90,14 +90,22 @@ def hlo_dot(program: Program, platform: str | None = None) -> str:
     return computation(program, platform).as_hlo_dot_graph()
 
 
-def hlo_optimized(program: Program, devices: Sequence[jax.Device] = ()) -> str:
-    """Return the HLO text after XLA's passes, for some devices, or for JAX's default one.
+def hlo_optimized(
+    program: Program, devices: Sequence[jax.Device] = (), binary: bool = False
+) -> str | bytes:
+    """Return the HLO after XLA's passes, for some devices, or for JAX's default one.
+
+    It is text, or with `binary` a serialized HloModuleProto, which other releases can read too.
 
     The devices may be descriptions of devices that this machine lacks, at least as many as the mesh
     of the program has. Raises the errors of `hlo`.
     """
     first = devices[0] if devices else None
-    return compiled(program, (), first, devices).as_text()
+    executable = compiled(program, (), first, devices)
+    if not binary:
+        return executable.as_text()
+    (compiled_module,) = executable.runtime_executable().hlo_modules()
+    return compiled_module.as_serialized_hlo_module_proto()
 
 
 def compiled(

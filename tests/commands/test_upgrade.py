@@ -23,6 +23,9 @@ def step(x):
 @jaxprtool.example("f32[8,4]")
 def broken(x):
     raise ValueError("no")
+
+def model(scale=2.0):
+    return (lambda x: scale * x), (jnp.ones(3),)
 """
 
 OLD = {"python": "3.11.7", "jax": "0.10.2"}
@@ -93,6 +96,8 @@ def test_an_environment_and_itself_make_the_same(written, cli):
     (target,) = document["targets"]
     assert found.code == 0 and document["before"] == document["after"]
     assert (target["begins"], target["values"]) == ("", "the same bits")
+    made = cli("upgrade", "upgraded.py:model", "--factory", *python)
+    assert made.code == 0 and "the same bits" in made.out
     failing = cli("upgrade", "upgraded.py:broken", *python)
     assert failing.code == 1 and "fails" in failing.out and "no" in failing.err
 
@@ -106,6 +111,8 @@ def test_a_run_stands_for_all_of_its_programs(written, cli):
     targets = json.loads(found.out)["targets"]
     assert {target["target"] for target in targets} == {"here/cos", "here/sin"}
     assert {(target["begins"], target["values"]) for target in targets} == {("", "the same bits")}
+    # A recorded program is read, not traced.
+    assert all(phases["trace"] is None for target in targets for phases in target["phases"])
 
 
 def named(function):

@@ -11,9 +11,10 @@ operations that they compute (`kernels`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from functools import cached_property
+from typing import Annotated, NamedTuple, TypeAlias
 
 import networkx
 
@@ -34,6 +35,18 @@ _NAMES = frozenset((1, 7, 26, 35, 36, 37, 38))
 _PASSIVE = frozenset(
     ("parameter", "constant", "bitcast", "tuple", "get-tuple-element", "broadcast")
 )
+
+#: The figures that count kernels.
+_COUNTS = ("kernels", "fusions", "copies", "transposes", "collectives")
+
+#: Operations that XLA inserts where kernels or layouts change.
+_INSERTED = frozenset(("copy", "copy-start", "copy-done", "convert", "transpose"))
+
+#: The kind of an operation, whatever its shape: the opcode, the element type, and the bytes.
+_Kind: TypeAlias = tuple[str, str, int]
+
+#: The part of the largest difference of bytes from which a line with other operations is a cause.
+_NOTABLE = 0.1
 
 
 class ModuleFigures(NamedTuple):
@@ -62,11 +75,16 @@ class LineChange:
         place: The user's line; "" for what XLA computes for none of them.
         before: Its figures in the first module.
         after: Its figures in the second.
+        removed: The operations that it has only in the first module.
+        added: Those that it has only in the second. Without either, its figures changed because
+            XLA divides the same operations into other kernels.
     """
 
     place: Place
     before: ModuleFigures
     after: ModuleFigures
+    removed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
 
 @document(optional=("place",))
@@ -103,9 +121,13 @@ class ModuleDiff(Printed):
         is_same: Whether their instructions are the same.
         before: The figures of the first module.
         after: Those of the second.
-        lines: The lines whose figures differ, the largest difference first; what is XLA's own last.
+        lines: The lines whose figures differ: first those with other operations and a tenth of
+            the largest difference of bytes or more, then the others; of each, the largest
+            difference first. What is XLA's own is last.
         kernels: The kernels that differ, those with the largest difference of bytes first.
         has_memory: Whether both modules have a schedule, so that their memory is known.
+        lost_donations: The arguments that only the first module donates.
+        new_donations: Those that only the second module donates.
     """
 
     names: tuple[str, str]
@@ -115,6 +137,8 @@ class ModuleDiff(Printed):
     lines: tuple[LineChange, ...]
     kernels: tuple[KernelChange, ...]
     has_memory: bool
+    lost_donations: tuple[str, ...] = ()
+    new_donations: tuple[str, ...] = ()
 
 
 def diff_modules(before: StoredModule, after: StoredModule) -> ModuleDiff:
@@ -125,34 +149,76 @@ def diff_modules(before: StoredModule, after: StoredModule) -> ModuleDiff:
     whole, new_whole = (
         sum(side.lines.values(), ModuleFigures(donated_bytes=side.donated_bytes)) for side in sides
     )
-    changes = [
-        LineChange(place, old.get(place, ModuleFigures()), new.get(place, ModuleFigures()))
-        for place in dict.fromkeys([*old, *new])
-    ]
+    changes = [_line_change(place, sides, [old, new]) for place in dict.fromkeys([*old, *new])]
     changed = [change for change in changes if change.before != change.after and not is_same]
     return ModuleDiff(
         (before.module.name, after.module.name),
         is_same,
         whole,
         new_whole,
-        tuple(sorted(changed, key=_largest_first(whole, new_whole))),
+        tuple(_causes_first(changed, whole, new_whole)),
         () if is_same else tuple(_kernel_changes(*sides)),
         all(side.has_memory for side in sides),
+        *(_only_donated(*pair) for pair in (sides, sides[::-1])),
     )
 
 
-def _largest_first(
-    before: ModuleFigures, after: ModuleFigures
-) -> Callable[[LineChange], tuple[bool, float]]:
-    """Return a sort key for lines: by the largest difference, as a share of that of the modules."""
-    most = tuple(map(max, before, after))
+def _only_donated(side: _Side, other: _Side) -> tuple[str, ...]:
+    """Return the arguments that only the first of two modules donates."""
+    theirs = {op.parameter_number for op in other.donated}
+    only = (op for op in side.donated if op.parameter_number not in theirs)
+    return tuple(op.op_name or op.name for op in only)
 
-    def key(change: LineChange) -> tuple[bool, float]:
+
+def _line_change(
+    place: Place, sides: tuple[_Side, _Side], lines: Sequence[Mapping[Place, ModuleFigures]]
+) -> LineChange:
+    before, after = (figures.get(place, ModuleFigures()) for figures in lines)
+    old, new = sides
+    removed, added = _more_than(old, new, place), _more_than(new, old, place)
+    return LineChange(place, before, after, removed, added)
+
+
+def _more_than(side: _Side, other: _Side, place: Place) -> tuple[str, ...]:
+    """Return the operations that a line has in one module only, by their opcodes.
+
+    One that only moved to another line, as when XLA merges it with an equal one, is left out. So
+    are those that XLA inserts, unless the other module has nothing else of the line.
+    """
+    theirs = other.computed.get(place, {})
+    only = [
+        kind
+        for kind in side.computed.get(place, {})
+        if kind not in theirs and side.lines_with[kind] > other.lines_with[kind]
+    ]
+    opcodes = dict.fromkeys(opcode for opcode, *_ in only)
+    return tuple(opcode for opcode in opcodes if not theirs or opcode not in _INSERTED)
+
+
+def _causes_first(
+    changes: Sequence[LineChange], before: ModuleFigures, after: ModuleFigures
+) -> list[LineChange]:
+    """Return lines with other operations first, of each kind those of the largest difference.
+
+    An added operation changes the kernels of other lines too, often by more bytes than its own.
+    """
+    most = ModuleFigures(*map(max, before, after))
+    most = most._replace(**dict.fromkeys(_COUNTS, most.kernels))
+
+    def share(change: LineChange) -> float:
         pairs = zip(change.before, change.after, most, strict=True)
-        shares = (abs(new - old) / max(whole, 1) for old, new, whole in pairs)
-        return not change.place, -max(shares)
+        return max(abs(new - old) / max(whole, 1) for old, new, whole in pairs)
 
-    return key
+    def moved(change: LineChange) -> int:
+        return abs(change.after.bytes - change.before.bytes)
+
+    least = _NOTABLE * max(map(moved, changes), default=0)
+
+    def key(change: LineChange) -> tuple[bool, bool, float]:
+        is_cause = bool(change.removed or change.added) and moved(change) >= least
+        return not change.place, not is_cause, -share(change)
+
+    return sorted(changes, key=key)
 
 
 class _Side:
@@ -166,12 +232,33 @@ class _Side:
         self.has_memory = bool(stored.module.schedule)
         self.lines = self._figures(stored)
 
+    @cached_property
+    def computed(self) -> dict[Place, dict[_Kind, None]]:
+        """The kinds of operations of each line."""
+        lines: defaultdict[Place, dict[_Kind, None]] = defaultdict(dict)
+        for kernel in self.runs:
+            for op in self.module.inside(kernel):
+                if op.opcode not in _PASSIVE:
+                    kind = op.opcode, op.shape.dtype, op.shape.bytes
+                    lines[self.place(kernel, op)][kind] = None
+        return dict(lines)
+
+    @cached_property
+    def lines_with(self) -> Counter[_Kind]:
+        """The number of lines that have operations of each kind."""
+        return Counter(kind for kinds in self.computed.values() for kind in kinds)
+
+    @property
+    def donated(self) -> list[Instruction]:
+        """The donated arguments."""
+        numbers = set(self.module.donated.values())
+        parameters = (op for op in self.module.entry.instructions if op.opcode == "parameter")
+        return [op for op in parameters if op.parameter_number in numbers]
+
     @property
     def donated_bytes(self) -> int:
         """The bytes of donated arguments."""
-        donated = set(self.module.donated.values())
-        parameters = (op for op in self.module.entry.instructions if op.opcode == "parameter")
-        return sum(op.shape.bytes for op in parameters if op.parameter_number in donated)
+        return sum(op.shape.bytes for op in self.donated)
 
     def _figures(self, stored: StoredModule) -> dict[Place, ModuleFigures]:
         lines: defaultdict[Place, ModuleFigures] = defaultdict(ModuleFigures)

@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from jaxprtool.commands.profile.table import SPLIT
-from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
+from jaxprtool.ir.documents import document, duration, in_bytes, plural, some, with_prefix
 from jaxprtool.ir.equations import WEAK_NOTE, bodies, type_of, weak_marks
 from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.notation.tokens import (
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
         Seconds,
         Size,
     )
-    from jaxprtool.commands.diff.modules import ModuleDiff
+    from jaxprtool.commands.diff.modules import LineChange, ModuleDiff
     from jaxprtool.ir.differences import Difference
 
 _MARKS = {
@@ -546,6 +546,9 @@ _FIGURES: tuple[tuple[str, str, Callable[[int], str]], ...] = (
 #: The number of kernels listed on each side of a row.
 _KERNELS = 4
 
+#: The number of operations listed below a line.
+_OPERATIONS = 5
+
 
 def module_diff_table(
     diff: ModuleDiff, width: int, top: int | None = ROWS, kernels: bool = False
@@ -580,21 +583,42 @@ def module_diff_table(
 
 
 def _line_table(diff: ModuleDiff) -> views.Table:
+    has_donations = bool(diff.lost_donations or diff.new_donations)
     figures = [
         row
         for row in _FIGURES
         if any(getattr(c.before, row[0]) != getattr(c.after, row[0]) for c in diff.lines)
+        or (has_donations and row[0] == "donated_bytes")
     ]
     columns = [views.number_column(heading) for _, heading, _ in figures]
     columns.append(views.Column("line", SourceLineToken))
     rows = []
+    if has_donations:
+        size = diff.after.donated_bytes - diff.before.donated_bytes
+        cells = [_delta(size * (field == "donated_bytes"), text) for field, _, text in figures]
+        rows.append([*cells, _donations_cell(diff)])
     for change in diff.lines:
         cells = [
             _delta(getattr(change.after, field) - getattr(change.before, field), text)
             for field, _, text in figures
         ]
-        rows.append([*cells, _place_cell(change.place)])
+        rows.append([*cells, _line_cell(change)])
     return views.Table("", columns, rows)
+
+
+def _donations_cell(diff: ModuleDiff) -> views.Cell:
+    """Return the cell of the arguments that only one of the modules donates."""
+    kinds = ("no longer donated", diff.lost_donations), ("now donated", diff.new_donations)
+    texts = [f"{word}: {some(names, _OPERATIONS)}" for word, names in kinds if names]
+    return views.Cell("; ".join(texts))
+
+
+def _line_cell(change: LineChange) -> views.Cell:
+    """Return the cell of a line, with the operations that only one of the modules has."""
+    kinds = ("lost", change.removed), ("new", change.added)
+    notes = [f"{word}: {some(operations, _OPERATIONS)}" for word, operations in kinds if operations]
+    below = views.Cell(Comment("; ".join(notes))) if notes else None
+    return _place_cell(change.place)._replace(below=below)
 
 
 def _delta(difference: int, text: Callable[[int], str]) -> views.Cell:

@@ -87,7 +87,8 @@ def read(
         path: The file.
         sources: The folder of the user's source files that equations come from, by default the
             current one. Their lines are shown next to equations if they have not changed.
-        opaque: Whether operations of a module that cannot be read are kept as equations.
+        opaque: Whether operations of a module that cannot be read are kept as equations, and
+            equations of a `.jaxpr` file that this release of JAX lacks the primitive of.
 
     Raises:
         ProgramFileError: If the file does not exist, is malformed, or has ill-typed equations; the
@@ -103,7 +104,7 @@ def read(
             return read_module_program(data, name, opaque=opaque)
     while True:
         try:
-            return parse_program(data, name, Path(name), sources)
+            return parse_program(data, name, Path(name), sources, opaque=opaque)
         except ProgramFileError:
             old_version = version
             data, version = _contents(name)
@@ -142,7 +143,12 @@ def is_program(data: bytes) -> bool:
 
 
 def parse_program(
-    data: str | bytes, name: str, path: Path | None = None, sources: Root | None = None
+    data: str | bytes,
+    name: str,
+    path: Path | None = None,
+    sources: Root | None = None,
+    *,
+    opaque: bool = False,
 ) -> Program:
     """Return the Program in a file's text.
 
@@ -151,6 +157,7 @@ def parse_program(
         name: The file's name in error messages.
         path: The file of the text, if its large constants are next to it.
         sources: As for `read`.
+        opaque: As for `read`.
 
     Raises:
         ProgramFileError: As for `read`.
@@ -159,10 +166,10 @@ def parse_program(
     text = text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
     # Ignore warnings about invalid escapes and unusual parameters.
     with warnings.catch_warnings(action="ignore"), without_collector():
-        return _program(FileText(name, text), path, sources)
+        return _program(FileText(name, text), path, sources, opaque)
 
 
-def _program(source: FileText, path: Path | None, sources: Root | None) -> Program:
+def _program(source: FileText, path: Path | None, sources: Root | None, opaque: bool) -> Program:
     file = syntax.parse_file(source)
     header = read_header(source, file.header)
     files = _files(header, path, sources)
@@ -179,7 +186,7 @@ def _program(source: FileText, path: Path | None, sources: Root | None) -> Progr
     _check_counts(source, file, header)
     constants = Constants(_constants_files(path, header.constants))
     with closing(constants), _precision(source), jaxcompat.axes_bound(header.axis_env):
-        builder = FileBuilder(file, types, constants, infos, header.modules)
+        builder = FileBuilder(file, types, constants, infos, header.modules, opaque)
         jaxpr = builder.program(debug_info)
     program = Program(
         name=header.name,
@@ -337,6 +344,7 @@ class FileBuilder:
         constants: Constants,
         source_infos: Mapping[str | None, object],
         modules: Mapping[str, str],
+        opaque: bool = False,
     ):
         self.file = file
         self.source = file.source
@@ -351,6 +359,7 @@ class FileBuilder:
         self._shared: dict[tuple[str, Scope], ClosedJaxpr | None] = {}
         self._rules: dict[tuple[BodySyntax, Scope], Callable[[], ClosedJaxpr]] = {}
         self._waiting: list[Callable[[], object]] = []
+        self._keeps_unknown = opaque  #: Whether equations that cannot be read are opaque.
         self._depth = 0
         #: The number of opaque equations whose bodies are being built.
         self._opaque = 0
@@ -511,7 +520,8 @@ class FileBuilder:
             None if text is None else self._type(text, self._result_position(tree, i))
             for i, text in enumerate(tree.types)
         ]
-        if (OPAQUE in read.settings or self._opaque) and None not in declared:
+        may_be_opaque = OPAQUE in read.settings or self._opaque or self._keeps_unknown
+        if may_be_opaque and None not in declared:
             described = (name for name, value in read.given.items() if not is_whole(value))
             if OPAQUE in read.settings and (name := next(described, None)) is not None:
                 reason = f"the file only describes its {name}"
@@ -539,7 +549,9 @@ class FileBuilder:
             eqn = _only_with_place(name, info).replace(
                 invars=operands, params=read.given, ctx=context
             )
-            effects = jaxcompat.effects_of(read.settings.get(OPAQUE, ()))
+            # A primitive that this release lacks must have an effect if it has no results.
+            unstated = () if declared or self._opaque else (name,)
+            effects = jaxcompat.effects_of(read.settings.get(OPAQUE, unstated))
             place = frames_now().named([*self._around, eqn])
             primitive = jaxcompat.opaque_primitive(
                 name, tuple(types), tuple(declared), effects, place, reason, self._hint(name)

@@ -7,6 +7,8 @@ import pytest
 from jax import lax
 
 from jaxprtool.commands.diff.modules import diff_modules
+from jaxprtool.commands.diff.table import module_diff_table
+from jaxprtool.formats.hlo import stored_module
 from tests.programs.modules import OLD, TILED, stored
 
 X = jnp.ones((64, 64))
@@ -70,6 +72,38 @@ def test_a_lost_donation_is_a_difference():
     found = diff_modules(stored(update, X, donate_argnums=0), stored(update, X))
     assert not found.is_same
     assert (found.before.donated_bytes, found.after.donated_bytes) == (X.nbytes, 0)
+
+
+def test_the_arguments_of_a_lost_donation_are_the_first_row():
+    def update(state):
+        return {name: x + 1 for name, x in state.items()}
+
+    state = {"w": X, "b": X}
+    found = diff_modules(stored(update, state, donate_argnums=0), stored(update, state))
+    assert found.lost_donations == ("state['b']", "state['w']") and not found.new_donations
+    rows = module_diff_table(found, 100).plain().split("─\n")[1].splitlines()
+    assert rows[0].strip() == "-32.0 KiB   no longer donated: state['b'], state['w']"
+
+
+#: `OLD` with a new operation in line 9, for which XLA copies the result of line 7 twice.
+COPIED = OLD.replace(
+    "ROOT tanh.1 = f32[8,4]{1,0} tanh(dot.1)",
+    """copy.1 = f32[8,4]{1,0} copy(dot.1), metadata={source_file="/home/me/step.py" source_line=7}
+  copy.2 = f32[8,4]{1,0} copy(copy.1), metadata={source_file="/home/me/step.py" source_line=7}
+  floor.1 = f32[8,4]{1,0} floor(copy.2), metadata={source_file="/home/me/step.py" source_line=9}
+  ROOT tanh.1 = f32[8,4]{1,0} tanh(floor.1)""",
+)
+
+
+def test_a_line_with_other_operations_is_before_what_xla_copies_for_it(tmp_path):
+    (tmp_path / "old.hlo").write_text(OLD)
+    (tmp_path / "new.hlo").write_text(COPIED)
+    modules = [stored_module(str(tmp_path / name)) for name in ("old.hlo", "new.hlo")]
+    first, second = diff_modules(*modules).lines
+    assert (first.place.line, first.added, first.removed) == (9, ("floor",), ())
+    assert (second.place.line, second.added, second.removed) == (7, (), ())
+    assert second.after.bytes > first.after.bytes
+    assert "new: floor" in module_diff_table(diff_modules(*modules), 80).plain()
 
 
 def test_the_kernels_of_a_fusion_that_fell_apart_are_one_row():

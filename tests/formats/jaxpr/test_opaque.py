@@ -11,8 +11,9 @@ from jax.extend.core import Primitive
 
 import jaxprtool
 from jaxprtool import jaxcompat, trace
-from jaxprtool.errors import UnsupportedError
-from jaxprtool.formats.jaxpr.read import parse_program
+from jaxprtool.commands.diff.diff import diff
+from jaxprtool.errors import ProgramFileError, UnsupportedError
+from jaxprtool.formats.jaxpr.read import parse_program, read
 from jaxprtool.formats.jaxpr.write import (
     OpaqueEquations,
     program_file_text,
@@ -137,6 +138,21 @@ def test_any_equation_that_cannot_be_written_is_opaque_with_its_bodies(function)
 thrice_p = Primitive("thrice")
 thrice_p.def_impl(lambda x: x * 3)
 thrice_p.def_abstract_eval(lambda x: x)
+
+
+def test_a_primitive_that_this_release_lacks_is_opaque_in_a_program_that_is_only_compared(tmp_path):
+    written = tmp_path / "p.jaxpr"
+    jaxprtool.write(trace(lambda x: jnp.sin(x) + 1, X), written)
+    newer = tmp_path / "newer.jaxpr"
+    newer.write_text(written.read_text().replace(" = sin ", " = sine_of_another_release "))
+    with pytest.raises(ProgramFileError, match="unknown primitive 'sine_of_another_release'"):
+        read(newer)
+    program = read(newer, opaque=True)
+    assert [eqn.primitive.name for eqn in program.jaxpr.eqns] == ["sine_of_another_release", "add"]
+    assert not diff(program, read(written)).is_equivalent
+    assert diff(program, read(newer, opaque=True)).is_equivalent
+    with pytest.raises(UnsupportedError, match="sine_of_another_release at "):
+        program(X)
 
 
 def test_a_primitive_that_a_reader_lacks_is_opaque_in_a_recorded_program():

@@ -83,6 +83,7 @@ def test_expensive_operations_are_hoisted():
     assert outside(program.apply("hoist")) == 0
 
 
+@pytest.mark.proof
 def test_a_batching_rule_is_used_and_python_is_written(monkeypatch):
     mapped = jaxprtool.vmap(lambda x: blend_p.bind(x, X[0]))
     np.testing.assert_allclose(mapped(X), (X + X[0]) / 2)

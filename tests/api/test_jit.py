@@ -107,6 +107,7 @@ def test_passes_run_once_for_each_signature():
     assert seen == [("x", "y")] * 2
 
 
+@pytest.mark.proof
 def test_a_pipeline_may_change_the_results():
     close(jit(lambda x: jnp.sin(x), passes="grad")(2.0), jnp.cos(2.0))
     ours = jit(model, passes="value_and_grad, dce")(PARAMS, X, scale=3.0)
@@ -124,6 +125,7 @@ def test_named_axes_that_a_pass_binds_are_free_in_the_function():
 # --- like jax.jit ---------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_the_result_is_jaxs_own_object():
     fun = dced(model)
     assert type(fun) is type(jax.jit(model))
@@ -196,6 +198,7 @@ def test_none_keywords_and_empty_trees():
     close(dced(fun)(1.0, None, extra={"a": X}), fun(1.0, None, extra={"a": X}))
 
 
+@pytest.mark.proof
 def test_keys_are_arguments():
     key = jax.random.key(3)
     close(dced(lambda k: jax.random.normal(k, (3,)))(key), jax.random.normal(key, (3,)))
@@ -300,6 +303,7 @@ def test_jit_nests_in_loops():
     close(step(dced(body)), step(body))
 
 
+@pytest.mark.proof
 def test_closed_over_tracers_are_operands():
     programs = []
 
@@ -345,6 +349,7 @@ def test_threads_can_share_a_function():
     close(results, [model(PARAMS, X)] * 6)
 
 
+@pytest.mark.proof
 def test_no_tracer_leaks():
     with jax.checking_leaks():
         close(dced(model)(PARAMS, X), model(PARAMS, X))
@@ -419,6 +424,7 @@ def test_an_error_of_a_pass_names_the_pass():
 # --- the default pipeline -------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_the_default_pipeline_reduces_the_program_and_computes_the_same():
     gradient = jax.value_and_grad(model)
     fun = jit(gradient)

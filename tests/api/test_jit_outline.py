@@ -95,6 +95,7 @@ def test_transformations_of_an_outlined_function(name: str, order: str) -> None:
     assert_close(lowered.compile()(params(), x), jax.jit(transform(loss))(params(), x))
 
 
+@pytest.mark.proof
 def test_ahead_of_time_compilation() -> None:
     traced = outlined.trace(params(), jax.ShapeDtypeStruct(X.shape, "float32"))
     assert sum(eqn.primitive.name == "jit" for eqn in traced.jaxpr.eqns) == DEPTH
@@ -119,6 +120,7 @@ def test_donated_arguments_are_reused() -> None:
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
+@pytest.mark.proof
 def test_static_arguments_make_separate_programs() -> None:
     def fun(x: Any, depth: int, power: int = 2) -> Any:
         for p in params(depth):
@@ -165,6 +167,7 @@ def use_cache(directory: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", directory)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_shardings_are_kept(kind: AxisType) -> None:
     mesh = jax.make_mesh((2,), ("d",), axis_types=(kind,))
@@ -178,6 +181,7 @@ def test_shardings_are_kept(kind: AxisType) -> None:
     assert_close(np.asarray(found), np.asarray(expected))
 
 
+@pytest.mark.proof
 def test_requested_shardings_are_used() -> None:
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,))
     rows, columns = (NamedSharding(mesh, spec) for spec in (P("d"), P(None, "d")))

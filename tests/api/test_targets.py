@@ -332,6 +332,7 @@ def test_positions_in_a_program_file(file):
         entry.position(2)
 
 
+@pytest.mark.proof
 def test_arrays_are_converted_to_the_types_of_a_file(tmp_path):
     path = str(tmp_path / "program.jaxpr")
     types = jax.random.key(0), jax.random.split(jax.random.key(0, impl="rbg"), 2)

@@ -113,6 +113,7 @@ def test_a_file_with_values_and_lengths_is_a_batch(results, target, more, args):
     assert np.allclose(found, list(map(score, examples())), rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_a_parameter_may_have_a_value_per_example(results):
     passes = "ragged(axis='n', lanes=3, in_axes=(None, 0, 0))"
     found = results("train.py:weighted", passes, f"{BOTH}, load('weights.npy')")["result"]

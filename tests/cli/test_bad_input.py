@@ -111,6 +111,7 @@ def test_a_shape_error_shows_only_the_users_frames(cli):
     assert len(result.lines) == 6
 
 
+@pytest.mark.proof
 def test_endless_recursion_is_reported_in_few_lines(cli):
     result = cli("show", "functions.py:endless")
     assert result.code == 3 and len(result.lines) < 12

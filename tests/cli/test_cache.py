@@ -23,6 +23,7 @@ def warnings(result):
     return [line for line in result.lines if line.startswith("warning")]
 
 
+@pytest.mark.proof
 def test_a_second_run_finds_the_compiled_program_in_the_cache(cli):
     assert compiled(cli) == (False, [])
     assert compiled(cli) == (True, [])

@@ -267,6 +267,7 @@ def test_verify_names_the_running_pass(cli, monkeypatch):
     ]
 
 
+@pytest.mark.proof
 def test_unzip_names_the_running_half(cli, monkeypatch, folder):
     (folder / "functions.py").write_text(
         "import jax, jaxprtool\n"

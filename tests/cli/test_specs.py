@@ -25,6 +25,7 @@ def module(folder):
     (folder / "step.py").write_text(MODULE)
 
 
+@pytest.mark.proof
 def test_commands_take_specs(cli, folder):
     for command in "run", "show", "cost", "nans", "source":
         assert cli(command, *SPECS).code == 0, command

@@ -149,6 +149,7 @@ def test_a_diff_limits_lines_and_arguments(cli, long, asked):
     assert more(found) == [2]
 
 
+@pytest.mark.proof
 def test_a_diff_limits_arguments_and_results(cli, long):
     given = "diff", "long.py:values", "long.py:loss"
     few, default, every = (cli(*given, *asked).out for asked in (["--top", "1"], [], ["--all"]))

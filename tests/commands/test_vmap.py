@@ -205,6 +205,7 @@ def test_a_pipeline_binds_the_axes_that_a_function_is_traced_with(cli, command, 
     assert unbound.lines[-1].startswith("hint: bind it with `jaxprtool vmap --axis-name NAME`")
 
 
+@pytest.mark.proof
 def test_run_keeps_values_that_still_fit(cli):
     result = cli(
         *("run", "lanes.py:values", "-p", "batch(in_axes=(None, 0, None), axis_size=3)"),

@@ -327,6 +327,7 @@ def test_random_programs_are_drawn():
     prove_corpus(10, prove)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("every", [100, pytest.param(1, marks=pytest.mark.sweep)])
 def test_jaxs_programs_are_drawn(every):
     texts = []

@@ -29,6 +29,7 @@ def test_a_program_is_whole_before_the_partitioner_and_split_after_it():
     assert "f32[32,64]" in whole - split and "f32[16,16]" in split - whole
 
 
+@pytest.mark.proof
 def test_explicit_collectives_exist_before_the_partitioner():
     function, arguments, _ = SHARDED["pipeline"]()
     found = partitioned(jaxprtool.trace(function, *arguments))

@@ -5,6 +5,7 @@ import weakref
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
@@ -17,6 +18,7 @@ def traced():
     return jax.make_jaxpr(lambda a: jnp.sin(a))(x)
 
 
+@pytest.mark.proof
 def test_values_are_cached_as_long_as_their_jaxpr():
     cache, jaxpr, value = JaxprCache(), traced(), object()
     cache.of(jaxpr)["request"] = value

@@ -146,6 +146,7 @@ def test_equal_parameters_of_other_types_are_checked():
     assert verdict(changed) is not None and verdict(changed, empty) == verdict(changed)
 
 
+@pytest.mark.proof
 def test_a_fault_deep_inside_is_found_fast():
     function = jnp.sin
     for _ in range(60):

@@ -87,6 +87,7 @@ def test_a_shard_map_over_an_axis_that_changes_is_refused_with_its_line(name, ax
     assert jaxprtool.equivalent(same, program)
 
 
+@pytest.mark.proof
 def test_a_shard_map_over_an_axis_that_stays_is_kept(monkeypatch):
     made = SHARDED["partly_manual"]()
     program = jaxprtool.trace(made.function, *made.arguments)

@@ -10,6 +10,7 @@ from jaxprtool.ir.process import OtherPrograms
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="Linux counts CPU times in /proc")
 
 
+@pytest.mark.proof
 @on_linux
 def test_the_work_of_this_process_is_not_that_of_other_programs(monkeypatch):
     def both():

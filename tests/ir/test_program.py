@@ -60,6 +60,7 @@ def lost(x):
     return {"fine": x, "bad": jax.jit(lambda v: v * 2)(y), "unused": unused > 0}
 
 
+@pytest.mark.proof
 def test_a_nan_in_a_ref_is_reported_at_the_equation_that_makes_it():
     def function(r, x):
         mine = jax.new_ref(x)

@@ -261,6 +261,7 @@ def test_equations_of_a_rule_that_keeps_a_spliced_equation_are_rolled_back():
     assert not new.constvars
 
 
+@pytest.mark.proof
 def test_effects_follow_their_refs():
     @jax.jit
     def write(ref, a):

@@ -44,6 +44,7 @@ def test_a_batched_predicate_becomes_a_scalar(depth):
         np.testing.assert_array_equal(found, wanted)
 
 
+@pytest.mark.proof
 def test_keys_and_nested_loops_are_supported():
     def function(key, n):
         def inner(c):

@@ -34,6 +34,7 @@ def test_a_program_is_called_with_arrays_of_any_size(program):
         np.testing.assert_allclose(program(x, y), rows(x, y), rtol=1e-6)
 
 
+@pytest.mark.proof
 def test_a_program_is_called_under_jaxs_transformations_and_with_symbolic_sizes(program):
     x, y = jnp.arange(3.0), jnp.arange(4.0)
     np.testing.assert_allclose(jax.jit(program)(x, y), rows(x, y), rtol=1e-6)

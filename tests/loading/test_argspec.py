@@ -411,6 +411,7 @@ PIECES = """f32[ f32[8] key<fry>[] key( n zeros( ones( i4 arange( load('x ref('p
 pieces = st.sampled_from([*"()[]{}'\",.:=*-+<>1 ", *PIECES.split()])
 
 
+@pytest.mark.proof
 @settings(max_examples=300)
 @given(st.lists(pieces, max_size=14).map("".join) | st.text(max_size=30))
 def test_any_text_raises_only_our_errors(text):

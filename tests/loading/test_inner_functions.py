@@ -51,6 +51,7 @@ def test_a_differentiated_function_computes_its_value_from_its_arguments(step):
     assert jaxprtool.why_gradient(inner, "params").groups[0].kind == "nonzero"
 
 
+@pytest.mark.proof
 def test_the_body_of_a_loop_and_a_function_that_takes_a_gradient_are_whole():
     program = jaxprtool.trace(scanned, PARAMS, BATCH[None])
     new, value = update(PARAMS, BATCH)

@@ -69,6 +69,7 @@ def test_static_positions_count_from_the_end_and_in_calls_by_name():
     assert "mul a 3.0" in str(jaxprtool.trace(named, n=3, x=x))
 
 
+@pytest.mark.proof
 def test_values_bound_by_methods_and_partials_are_constants():
     model = Model()
     program = jaxprtool.trace(model.static_self, x, 1.0)
@@ -84,6 +85,7 @@ def test_values_bound_by_methods_and_partials_are_constants():
     np.testing.assert_allclose(static(x + 0), 2.5 * x**2)
 
 
+@pytest.mark.proof
 def test_a_call_donates_and_places_like_the_function():
     program = jaxprtool.trace(step, PARAMS, x)
     given = jax.tree.map(jnp.copy, PARAMS)

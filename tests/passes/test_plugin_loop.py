@@ -148,6 +148,7 @@ def test_variables_sown_inside_are_results_of_init_and_arguments_of_apply(passes
     np.testing.assert_allclose(apply(variables, x), initialized(key, x), rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_unzip_chooses_variables_inside():
     key = jax.random.key(0)
 

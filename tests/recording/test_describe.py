@@ -171,6 +171,7 @@ def test_closures_are_not_printed_by_user_code():
     assert ValueTexts(ObjectNumbers(), compared=False)(Large()) == "Large #1"
 
 
+@pytest.mark.proof
 def test_no_value_is_kept_alive(calls):
     class Held:
         pass

@@ -432,6 +432,7 @@ def test_among_different_arguments_the_one_with_fewer_arrays_is_closer(calls):
     assert nearest(calls.key(step, PARAMS, changed), keys) == 2  # the latest of two
 
 
+@pytest.mark.proof
 def test_a_thousand_earlier_compilations_are_compared_fast(calls):
     """A key of 500 leaves is compared with a thousand keys in well under a second."""
     layers = {f"l{i}": {"k": np.ones((2, 1)), "b": np.ones(1)} for i in range(250)}

@@ -19,6 +19,7 @@ def reasons_of(recording):
     }
 
 
+@pytest.mark.proof
 def test_planted_causes_are_found(tmp_path):
     @functools.partial(jax.jit, static_argnames="training")
     def step(batch, rate, training=True):

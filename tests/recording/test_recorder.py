@@ -168,6 +168,7 @@ def test_a_module_that_was_reloaded_has_no_text_of_before(tmp_path, monkeypatch)
     assert sources.keep(str(path)) == ""
 
 
+@pytest.mark.proof
 def test_a_run_keeps_each_text_once_and_no_libraries(run):
     for name in ("one.py", "two.py", "three.py"):
         text = "import jax\n\n\n@jax.jit\ndef f(x):\n    return jax.nn.gelu(x * 2)\n"
@@ -186,6 +187,7 @@ def test_a_run_keeps_each_text_once_and_no_libraries(run):
     )
 
 
+@pytest.mark.proof
 def test_jaxs_operations_and_functions_are_grouped_by_the_users_line(run):
     with run() as recording:
         for size in (11, 12):
@@ -409,6 +411,7 @@ def test_a_counted_function_can_be_used_like_any_other(run):
     assert double(4.0) == 8.0  # after the block
 
 
+@pytest.mark.proof
 def test_a_transformed_function_behind_a_wrapper_has_the_users_line_and_its_time_of_tracing(run):
     def jitted_by_a_package(fun):
         return jax.jit(Shared(fun))
@@ -526,6 +529,7 @@ def test_arguments_beyond_the_size_limit_are_not_saved(tmp_path, monkeypatch):
 # --- the folder -----------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_jax_is_unchanged_afterwards(tmp_path):
     jax.jit(lambda x: x + 1)(1.0).block_until_ready()
     before = jax_state()
@@ -671,6 +675,7 @@ def halved(state):
     return {"w": state["w"] * 0.5}
 
 
+@pytest.mark.proof
 def test_arguments_that_the_caller_drops_in_the_line_of_the_call_are_told_from_those_it_keeps(run):
     with run() as recording:
         step, other = jax.jit(lambda state: halved(state)), jax.jit(lambda old: halved(old))

@@ -105,6 +105,7 @@ class Page:
         return self.texts("main .sel")
 
 
+@pytest.mark.proof
 def test_a_page_opens_with_bodies_folded_and_unfolds_them(opened):
     page = opened("show.html")
     assert page.one("h1").text == "loss" and page.one("h2").text == "model.py"

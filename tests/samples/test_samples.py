@@ -346,6 +346,7 @@ def test_a_batch_equals_its_examples_one_by_one(function, options):
     )
 
 
+@pytest.mark.proof
 def test_a_standardized_batch_has_mean_zero_and_deviation_one():
     x = np.random.default_rng(0).standard_normal((32, 8)) * 5 + 3
     standard = sample("batching").standardized_batch(jnp.float32(x))

@@ -366,6 +366,7 @@ def test_a_transfer_guard_applies_to_the_users_transfers(level):
     assert np.allclose(rows, [0, 2, 4]) and float(total) == 3
 
 
+@pytest.mark.proof
 def test_calls_of_one_type_pad_and_cut_independently():
     """Cached data of a call exclude its values, and calls with other static parts differ."""
 

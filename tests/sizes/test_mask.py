@@ -53,6 +53,7 @@ def test_logical_types_have_the_structure_of_results():
     assert types == ([of(3), (of(), of(3, 1))], None, of())
 
 
+@pytest.mark.proof
 def test_sizes_may_be_traced():
     assert jax.jit(summed)([X], {"n": 3}) == 8.0
     lanes = jax.vmap(summed, (None, 0))([X], {"n": jnp.arange(4)})
@@ -96,6 +97,7 @@ def test_traced_values_may_be_closed_over():
         assert jax.jit(inner)(value) == 4 * value
 
 
+@pytest.mark.proof
 def test_symbols_without_a_given_size_have_that_of_the_arguments():
     fun = jaxprtool.mask(lambda x: x.mean(), "f32[n,d]", "f32[]")
     for d in (2, 3):

@@ -265,6 +265,7 @@ def test_the_grid_of_a_kernel_gets_its_size():
         np.testing.assert_array_equal(found, x * 2 + 1)
 
 
+@pytest.mark.proof
 def test_named_axes_derivatives_and_files_support_symbols(tmp_path):
     program = traced(loops, "f32[n,4], f32[n]").apply("batch(axis_size=2)")
     path = tmp_path / "p.jaxpr"

@@ -87,6 +87,7 @@ def test_fixtures_and_assertions_in_a_run(pytester, run):
     assert (pytester.path / "__jaxprs__/test_model/TestLoss.test_snapshot.jaxpr").is_file()
 
 
+@pytest.mark.proof
 def test_collecting_tests_does_not_import_jax(pytester, run):
     pytester.makepyfile(
         test_model="from jaxprtool.testing import __all__\n\ndef test_a(jaxpr_snapshot): pass"

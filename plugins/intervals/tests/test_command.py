@@ -76,6 +76,7 @@ def test_several_programs_are_refused(run):
     assert code == 2 and "bounds takes one program" in err
 
 
+@pytest.mark.proof
 def test_the_help_lists_the_command_and_imports_neither_jax_nor_the_domain():
     code = "import sys; from jaxprtool.cli.main import main; main(['--help'])\n"
     code += "print(sorted({'jax', 'jaxprtool_intervals.domain', 'jaxprtool_intervals.info'}"

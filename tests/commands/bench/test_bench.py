@@ -128,6 +128,7 @@ def test_effects_are_refused_unless_their_number_is_given():
     assert len(seen) == 8
 
 
+@pytest.mark.proof
 def test_every_quantity_of_a_variant_is_measured():
     program = jaxprtool.trace(lambda x: jnp.tanh(x @ x).sum(), jnp.ones((8, 8)))
     found = jaxprtool.bench(program, passes=["", "-O1"], repeat=8)

@@ -112,6 +112,7 @@ def test_rows_fold_and_unfold(browser):
     browsed(browser(), use, (80, 24))
 
 
+@pytest.mark.proof
 def test_a_search_goes_from_match_to_match_and_unfolds(browser):
     async def use(screen):
         await screen.search("mul")
@@ -132,6 +133,7 @@ def test_a_search_goes_from_match_to_match_and_unfolds(browser):
     browsed(browser(), use)
 
 
+@pytest.mark.proof
 def test_a_query_typed_in_one_burst_is_searched(browser):
     async def use(screen):
         for character in "/browse/tiny.py:12\r":
@@ -314,6 +316,7 @@ def test_the_panes_of_a_small_terminal_alternate(browser):
     browsed(browser(), use, (80, 24))
 
 
+@pytest.mark.proof
 def test_a_row_without_source_leaves_its_room_to_the_details(browser):
     async def use(screen):
         await screen.press("g")
@@ -331,6 +334,7 @@ def test_a_row_without_source_leaves_its_room_to_the_details(browser):
     browsed(browser(), use)
 
 
+@pytest.mark.proof
 def test_a_shared_body_of_jax_has_the_source_of_its_call(browser):
     def fun(x):
         return jax.nn.silu(jax.nn.silu(x))
@@ -374,6 +378,7 @@ def test_nearly_empty_programs(browser, monkeypatch):
         browsed(browser(program=jaxprtool.trace(fun, *args)), use, (20, 5))
 
 
+@pytest.mark.proof
 def test_a_program_from_a_file_and_one_of_symbolic_sizes(browser, tmp_path, net):
     jaxprtool.write(net, tmp_path / "net.jaxpr")
 

@@ -43,6 +43,7 @@ def test_the_first_of_many_equations_is_found_with_the_different_literal():
     assert found.results[0].relative == pytest.approx(0.1 / 1.5, rel=1e-3)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_difference_in_a_literal_or_a_cast_is_named_before_equations_that_pass_it_on(narrow):
     def f(eps, dtype):
@@ -96,6 +97,7 @@ def test_the_iteration_of_a_scan_is_found_by_its_carry(reverse, op_by_op):
     assert found.primitive == "mul" and found.path[0].startswith("scan at ")
 
 
+@pytest.mark.proof
 def test_the_iteration_of_a_scan_is_found_by_its_stacked_results():
     def f(factor):
         def body(x, row):

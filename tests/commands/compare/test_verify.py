@@ -111,6 +111,7 @@ def seeds(monkeypatch):
     return drawn
 
 
+@pytest.mark.proof
 def test_calls_that_xla_fuses_need_no_estimate_of_errors(seeds):
     f = jax.jit(lambda x: jnp.tanh(x * 3.1 + 0.7 * jnp.sin(x)) - x)
     x = jnp.linspace(-9, 9, 999)
@@ -286,6 +287,7 @@ def test_the_equation_is_named_inside_loops_branches_and_calls(where):
     refuses(before, after, X, match=rf"first equation +sub at \S+:{line},")
 
 
+@pytest.mark.proof
 def test_a_wrong_predicate_is_found_even_if_its_value_occurs_elsewhere():
     def f(x):
         other = x[0] < 0
@@ -310,6 +312,7 @@ def test_swapped_results_blame_no_equation():
     refuses(before, after, X, match="different values are passed on")
 
 
+@pytest.mark.proof
 def test_new_equations_of_a_correct_rewrite_are_not_blamed():
     def before(x, y):
         z = jnp.dot(x, y).T
@@ -476,6 +479,7 @@ def test_programs_that_cannot_run_are_refused():
         verify(free, free)
 
 
+@pytest.mark.proof
 def test_symbols_have_the_sizes_of_the_arguments_or_small_ones():
     n, m = jax.export.symbolic_shape("n, m", constraints=["n >= 2*m"])
     types = [jax.ShapeDtypeStruct((size,), jnp.float32) for size in (n, m)]
@@ -510,6 +514,7 @@ def test_an_error_in_the_rewritten_program_is_its_fault():
     refuses(before, after, X, match="can no longer be run")
 
 
+@pytest.mark.proof
 def test_jax_config_does_not_change_the_verdict():
     before = program(lambda x: lax.fori_loop(0, 3, lambda i, c: c * 2 + jnp.log(x - 1), x), X)
     wrong = swapped(before, "mul", "add")

@@ -47,6 +47,7 @@ def from_python(values):
     return function
 
 
+@pytest.mark.proof
 def test_a_pure_function_returns_the_same_bits_on_every_device():
     found = repeated(lambda x: jnp.tanh(x @ x), X)
     assert found.equal and found.causes == () and found.reference == "cpu:0"
@@ -55,6 +56,7 @@ def test_a_pure_function_returns_the_same_bits_on_every_device():
     assert rows(found)["run again"].results[0].size == 64 * 64
 
 
+@pytest.mark.proof
 def test_each_run_is_told_with_its_number_and_the_number_of_all():
     told = []
     program = jaxprtool.trace(lambda x: x * 2, 1.0)

@@ -52,6 +52,7 @@ def test_no_word_is_broken_and_lines_fit(cli):
 NOT_SHOWN = {"repeated", "once,", "at", "the", "end"}
 
 
+@pytest.mark.proof
 def test_passes_explain_their_options(cli):
     for name in own_passes():
         message = json.loads(cli("explain", name, "--json").out)

@@ -41,6 +41,7 @@ def test_the_bad_example_is_not_finite_and_the_good_one_is(code, tmp_path):
     assert finite == [False, True]
 
 
+@pytest.mark.proof
 def test_the_gradient_of_an_empty_mean_is_nan_unless_the_mask_selects_the_operand():
     def chosen(x, mask):
         mean = x.mean(where=mask)
@@ -57,6 +58,7 @@ def test_the_gradient_of_an_empty_mean_is_nan_unless_the_mask_selects_the_operan
     assert list(map(len, found)) == [0, 1]
 
 
+@pytest.mark.proof
 def test_a_maximum_with_zero_does_not_guard_and_a_relu_does():
     x, found = jnp.array([-1.0, 0.0, 2.0]), []
     for guard in (lambda x: jnp.maximum(x, 0.0), jax.nn.relu, lambda x: jnp.where(x > 0, x, 0.0)):
@@ -69,6 +71,7 @@ def test_a_maximum_with_zero_does_not_guard_and_a_relu_does():
     assert found == [(False, 1), (True, 0), (True, 0)]
 
 
+@pytest.mark.proof
 def test_the_suggested_passes_remove_an_unrolled_loop(tmp_path):
     text = RULES["JT501"].bad.replace("gelu(x @ w)", "softmax(jax.nn.gelu(x @ w))")
     (tmp_path / "unrolled.py").write_text(text)
@@ -87,6 +90,7 @@ def test_a_gradient_reported_as_zero_is_zero(tmp_path):
     assert (gradients[0] == 0).all() and (gradients[1] != 0).all()
 
 
+@pytest.mark.proof
 def test_a_checkpoint_of_everything_does_not_lower_the_peak_but_parts_do(tmp_path):
     rule, peaks = RULES["JT802"], {}
     without = rule.bad.replace("@jax.checkpoint\n", "")
@@ -105,6 +109,7 @@ def test_exponentially_nested_calls_are_linted_fast():
     assert {found.code for found in lint(program)} == {"JT501"}
 
 
+@pytest.mark.proof
 def test_ten_thousand_equations_take_at_most_a_second():
     program = synthetic(10_000)
     lint(program)
@@ -113,6 +118,7 @@ def test_ten_thousand_equations_take_at_most_a_second():
     assert time.process_time() - start < 1.0
 
 
+@pytest.mark.proof
 def test_integers_reported_to_overflow_do_and_are_the_exact_numbers():
     def position(count):
         row, column = jnp.indices((count, 2))

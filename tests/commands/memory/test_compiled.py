@@ -114,6 +114,7 @@ def layers(w, x):
     return lax.scan(layer, x, None, length=6)[0].sum()
 
 
+@pytest.mark.proof
 def test_stacked_results_of_a_loop_have_the_line_that_computes_them():
     each = found(jax.grad(layers), W, X)
     stacked = [buffer for buffer in each.buffers if buffer.type == "f32[6,512,128]"]
@@ -123,6 +124,7 @@ def test_stacked_results_of_a_loop_have_the_line_that_computes_them():
     assert biggest.line == line(layers, 2) and biggest.bytes >= 6 * X.nbytes
 
 
+@pytest.mark.proof
 def test_values_without_a_line_have_that_of_their_reader():
     kernel, images = jnp.ones((3, 3, 4, 8)), jnp.ones((4, 16, 16, 4))
 
@@ -147,6 +149,7 @@ def test_effects_and_repeated_results_keep_the_names():
     }
 
 
+@pytest.mark.proof
 def test_constants_count():
     table = jax.random.normal(jax.random.key(0), (N, N))
     each = found(lambda x: x @ table, X)

@@ -264,6 +264,7 @@ def blocks(wrap):
     return jax.grad(loss), [jnp.ones((64, 256))] * 6, jnp.ones((512, 64))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.checkpoint], ids=["plain", "checkpoint"])
 def test_recomputation_by_checkpoint_waits_at_xlas_barriers(wrap):
     function, *args = blocks(wrap)

@@ -53,6 +53,7 @@ def test_the_first_one_that_reaches_a_result_has_its_line_iteration_and_operands
     assert max(map(len, found.out.splitlines())) <= 80
 
 
+@pytest.mark.proof
 def test_all_are_listed_with_those_that_reach_a_result_first(cli):
     found = cli(*LOSS, "-p", "grad", "--all")
     rows = [row.split() for row in found.out.splitlines() if "bad.py" in row]

@@ -80,6 +80,7 @@ def test_arguments_that_lead_to_a_nan_are_drawn_from_another_interval(function, 
     assert not count_nonfinite(program(*found.arguments))
 
 
+@pytest.mark.proof
 def test_an_argument_that_does_not_lead_to_the_nan_is_drawn_as_usual():
     found, _ = filled(lambda a, x: jnp.linalg.cholesky(a) @ x, f32(4, 4), f32(4))
     assert found.within == {"a": "positive definite"}

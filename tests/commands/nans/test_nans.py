@@ -55,6 +55,7 @@ def test_nothing_is_found_where_all_is_finite():
     assert result.found == () and result.first is None
 
 
+@pytest.mark.proof
 def test_a_mask_of_infinities_is_not_a_fault_but_a_row_of_nothing_else_is():
     def attention(scores, mask):
         return jax.nn.softmax(jnp.where(mask, scores, -jnp.inf))
@@ -303,6 +304,7 @@ def test_the_iteration_of_a_scan_is_named_whether_it_is_compiled_or_not(count, r
     assert by_hand.count("sqrt") == (5 if count == 5 else 1)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("count", [5, 5000])
 def test_the_iteration_of_a_while_loop_is_named(count):
     def function(x, n):
@@ -317,6 +319,7 @@ def test_the_iteration_of_a_while_loop_is_named(count):
     assert infinity.times >= 1 and infinity.path[0].startswith("while")
 
 
+@pytest.mark.proof
 def test_the_first_faulty_iteration_is_named_late_in_a_while_loop(by_hand):
     def function(x):
         return lax.while_loop(
@@ -522,6 +525,7 @@ def test_arrays_with_a_sharding_in_their_type_are_read():
     assert (found.primitive, found.operands[0].element) == ("log", 0.0)
 
 
+@pytest.mark.proof
 def test_jit_may_state_a_sharding_on_explicit_axes_that_no_type_has():
     spec = jax.sharding.PartitionSpec("d")
     mesh = jax.make_mesh((2,), ("d",), (jax.sharding.AxisType.Explicit,))

@@ -177,6 +177,7 @@ def test_both_programs_are_compiled_and_run(cli):
     assert [re.split("  +", line)[0] for line in table] == steps
 
 
+@pytest.mark.proof
 def test_estimates_are_close_to_measurements(cli):
     result = cli("outline", LOSS, "--equations", "8", "--compile", "--json")
     assert result.code == 0
@@ -187,6 +188,7 @@ def test_estimates_are_close_to_measurements(cli):
         assert size == pytest.approx(document["measured"][which]["memory"]["temporary"], abs=200)
 
 
+@pytest.mark.proof
 def test_measurements_are_in_the_json_document(cli):
     result = cli("outline", LOSS, "--equations", "8", "--compile", "--json", "--seed", "3")
     measured = json.loads(result.out)["measured"]
@@ -231,6 +233,7 @@ def test_programs_are_compiled_anew_despite_the_persistent_cache(cli, folder):
 RECURRENCE = "model.py:recurrence"
 
 
+@pytest.mark.proof
 def test_an_unrolled_recurrence_is_reported_with_the_passes_that_roll_it(cli):
     out = cli("outline", RECURRENCE, "-p", "grad").out
     assert "no repetition" not in out
@@ -252,6 +255,7 @@ def test_ways_are_in_the_document(cli):
     assert json.loads(cli("outline", LOSS, "-p", "vjp", "--json").out)["ways"] == []
 
 
+@pytest.mark.proof
 def test_equal_kernels_are_no_reason_to_outline(cli):
     many = f"[{', '.join(['f32[4,4]'] * 20)}], f32[2,4]"
     out = cli("outline", LOSS, "-p", "grad", "--args", many, "--equations", "8").out

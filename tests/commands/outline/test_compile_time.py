@@ -74,6 +74,7 @@ def test_symbolic_sizes_have_no_estimate():
     assert compile_estimate(program) is None
 
 
+@pytest.mark.proof
 def test_the_kernels_are_those_that_xla_compiles():
     program = recurrence(12)
     arguments = [jnp.ones(aval.shape) for aval in program.in_avals]

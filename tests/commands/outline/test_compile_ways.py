@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import jaxprtool
 from jaxprtool import Pipeline
@@ -27,6 +28,7 @@ def ways(fun, text, *shapes):
     return [way.pipeline for way, _ in found]
 
 
+@pytest.mark.proof
 def test_passes_are_tried_before_and_after_transformations():
     shapes = (4, 4), (20, 4)
     first, *others = ways(loss, "grad", *shapes)  # the others take about the same time
@@ -41,6 +43,7 @@ def test_a_program_that_compiles_fast_has_no_proposals():
     assert ways(loss, "grad", (4, 4), (4, 4)) == ["grad"]
 
 
+@pytest.mark.proof
 def test_equal_layers_have_no_proposals():
     def layers(ws, x):
         for w in ws:

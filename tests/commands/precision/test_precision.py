@@ -85,6 +85,7 @@ def test_lines_that_overflow_are_kept():
     np.testing.assert_allclose(after(*args), program(*args), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.proof
 def test_the_state_of_many_steps_is_kept():
     found = jaxprtool.precision(jaxprtool.trace(steps, X), (X,))
     assert names(found) == [line(steps, 3)]
@@ -92,6 +93,7 @@ def test_the_state_of_many_steps_is_kept():
     assert found.kept[0].error > 1 and found.within
 
 
+@pytest.mark.proof
 def test_scopes_can_be_kept():
     def fun(x, w):
         with jax.named_scope("layer"):
@@ -106,6 +108,7 @@ def test_scopes_can_be_kept():
     assert found.pipeline == "mixed_precision(compute_dtype='float16', keep=['loss'])"
 
 
+@pytest.mark.proof
 def test_a_tolerance_of_zero_keeps_everything_that_rounds():
     found = jaxprtool.precision(jaxprtool.trace(overflows, X, W), (X, W), rtol=0, atol=0)
     assert found.within and len(found.kept) >= 3

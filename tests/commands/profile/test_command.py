@@ -32,6 +32,7 @@ def timed(folder):
 LOSS = "profile", "timed.py:loss", "--calls", "4", "--no-cache"
 
 
+@pytest.mark.proof
 def test_a_table_has_the_lines_with_source_and_the_explained_share(cli):
     found = cli(*LOSS)
     assert found.code == 0 and found.out.startswith("loss: ") and "% explained\n" in found.out
@@ -48,6 +49,7 @@ def test_time_can_be_grouped_in_other_ways(cli, by, name):
     assert found.code == 0 and name in found.out
 
 
+@pytest.mark.proof
 def test_a_compiled_operation_is_shown_whole_with_its_lines(cli):
     found = cli(*LOSS, "--by", "op")
     assert "sort" in found.out and "timed.py:10" in found.out

@@ -164,6 +164,7 @@ def test_the_peak_of_a_gpu_is_that_of_the_precision_of_the_products():
     assert peaks_of(Gpu(), products=("bf16",)).flops_per_second == 989.4e12
 
 
+@pytest.mark.proof
 def test_a_callbacks_time_is_attributed_to_python():
     def reports(x):
         y = jnp.sin(x)

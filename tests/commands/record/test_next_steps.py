@@ -37,6 +37,7 @@ def recorded(tmp_path_factory):
     return replace(read_run(folder), command=("python", "train.py", "--steps", "2"), folder="run")
 
 
+@pytest.mark.proof
 def test_each_kind_of_finding_has_its_line_and_a_command(recorded):
     nan, lint, donate, again = recorded.next_steps
     file = __file__.rpartition("/")[2]

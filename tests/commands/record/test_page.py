@@ -96,6 +96,7 @@ def test_lines_link_to_the_source_and_back():
     assert not without.of("aside") and "#f0-12" not in {e.get("href") for e in without.of("a")}
 
 
+@pytest.mark.proof
 def test_all_scripts_belong_to_the_page():
     for run in (hostile(), training(), large(20)):
         text = run_page(

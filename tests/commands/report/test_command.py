@@ -157,6 +157,7 @@ def test_a_report_starts_with_an_overview_and_the_most_expensive_parts(cli, fold
     assert "what to do next" in page and 'id="view-summary" autocomplete="off" checked' in page
 
 
+@pytest.mark.proof
 def test_the_summary_is_printed_and_fits_the_terminal(terminal, folder, blocks):
     shown = terminal("report", "blocks.py:loss", "-p", "grad", "-o", "page.html", columns=80)
     assert max(map(len, shown.splitlines())) <= 80

@@ -102,6 +102,7 @@ def one_name(w, x):
     return hidden.sum()
 
 
+@pytest.mark.proof
 def test_new_names_are_proposed_in_addition_to_existing_ones():
     values = residuals(trace(one_name, W, X), 11000).proposal.values
     assert any(value.code for value in values)
@@ -128,6 +129,7 @@ def test_naming_the_proposed_values_saves_the_predicted_bytes(fun, budget):
     assert sum(jaxprtool.cost(half).total.work.flops for _, half in halves.items()) == found.flops
 
 
+@pytest.mark.proof
 def test_a_scan_counts_all_iterations_and_library_internals_are_not_named():
     found = residuals(trace(scanned, W, X), 12000).proposal
     assert found.values and all(value.code for value in found.values)

@@ -69,6 +69,7 @@ def test_a_table_has_each_residual_and_the_policies(cli):
     assert both.out.startswith("loss keeps 3 residuals, 512 bytes, with respect to w, x\n")
 
 
+@pytest.mark.proof
 def test_equal_residuals_of_layers_are_one_row(cli):
     layers = ", ".join(["{'w': f32[8,8]}"] * 12)
     args = "residuals", "kept.py:stack", "--args", f"[{layers}], f32[4,8]"

@@ -92,6 +92,7 @@ def test_a_scope_may_have_brackets_in_its_name():
     assert only == ("block[[]*]",)
 
 
+@pytest.mark.proof
 def test_offloaded_values_need_no_device_memory():
     found = residuals(trace(loss, WEIGHTS, X), peaks=True).placements
     saved = of(found, ("layer",), "save_only_these_names('hidden', 'layer')")
@@ -100,6 +101,7 @@ def test_offloaded_values_need_no_device_memory():
     assert residuals(trace(loss, WEIGHTS, X).apply(offloaded.passes)).total_bytes > 0
 
 
+@pytest.mark.proof
 def test_nested_loops_are_placements_separately_and_together():
     program = trace(chunks, jnp.ones((64, 64)), jnp.ones((16, 16, 32, 64)))
     assert places(program) == [(), ("chunk",), ("step",), ("chunk", "step")]
@@ -112,6 +114,7 @@ def test_nested_loops_are_placements_separately_and_together():
     assert both.peak_bytes < plain.peak_bytes and both.total_bytes < inner.total_bytes
 
 
+@pytest.mark.proof
 def test_the_placement_with_the_lowest_peak_is_proposed():
     proposal = residuals(trace(loss, WEIGHTS, X), "8MiB").proposal
     assert proposal.placement.only == ("layer",)

@@ -104,6 +104,7 @@ def step(*ws):
 """
 
 
+@pytest.mark.proof
 def test_scalars_are_first_among_many_results_and_ranges_fit_the_terminal(folder, terminal):
     (folder / "training.py").write_text(TRAINING)
     rows = [" ".join(line.split()) for line in terminal("run", "training.py:step").splitlines()]
@@ -139,6 +140,7 @@ def f(x, i, k, b):
 """
 
 
+@pytest.mark.proof
 def test_backward_runs_on_the_saved_results_of_forward(cli, folder):
     (folder / "halves.py").write_text(HALVES)
     assert cli("opt", "halves.py:f", "-p", "vjp", "-o", "halves/").code == 0

@@ -15,7 +15,7 @@ from jaxprtool.ir.hlo.partitions import collectives
 from tests.programs import sharded
 from tests.programs.collectives import collectives as read_from_text
 from tests.programs.sharded import MISTAKES, SHARDED, Sharded, floats, mesh_of, under_jit
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 PROGRAMS = {**SHARDED, **MISTAKES}
 
@@ -50,7 +50,7 @@ def found():
     return _Found()
 
 
-@pytest.mark.parametrize("name", first_and_proofs(PROGRAMS))
+@pytest.mark.parametrize("name", shared_proofs(PROGRAMS))
 def test_bytes_agree_with_an_independent_parser(found, name):
     listed, by_kind = totals(found[name], PROGRAMS[name]())
     assert listed == by_kind

@@ -49,6 +49,7 @@ def model(folder):
     return folder
 
 
+@pytest.mark.proof
 def test_collectives_have_their_lines_and_the_specs_that_cause_them(cli):
     found = cli(*STEP)
     assert found.code == 0 and found.err == ""
@@ -69,6 +70,7 @@ def test_explicit_collectives_are_listed_separately(cli):
     assert "asked for by the program" in found.out and "partitioner\n" not in found.out
 
 
+@pytest.mark.proof
 def test_json_has_the_contents_of_the_table(cli):
     found = json.loads(cli(*STEP, "--json").out)
     first = found["collectives"][0]
@@ -108,6 +110,7 @@ def test_what_every_device_computes_whole_has_its_line_and_its_share(cli):
     assert "mul at sharded.py" in text and "P('data') → P() for conv_general_dilated" in text
 
 
+@pytest.mark.proof
 def test_only_replicated_values_are_shown_on_request(cli):
     found = cli(*STEP, "--replicated")
     assert found.code == 0
@@ -132,6 +135,7 @@ def test_a_picture_cannot_be_combined_with_other_formats(cli):
         assert found.err == "error: --picture cannot be combined with --json or --replicated\n"
 
 
+@pytest.mark.proof
 def test_times_are_those_of_an_interconnect_and_a_device(cli):
     found = cli(*STEP, "--bandwidth", "1GB/s", "--device", "h100")
     assert found.code == 0 and "57.3 µs" in found.out  # 56 KiB at a gigabyte per second
@@ -206,6 +210,7 @@ def test_a_backend_needs_a_mesh_and_devices(cli):
     assert missing.code == 2 and missing.err.count("\n") <= 3
 
 
+@pytest.mark.proof
 def test_a_program_file_is_partitioned_for_another_mesh(cli):
     made = cli("opt", *STEP[1:], "-p", "dce", "-o", "step.jaxpr")
     assert made.code == 0, made.err

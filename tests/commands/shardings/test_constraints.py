@@ -75,6 +75,7 @@ def test_a_new_constraint_is_proposed_without_differentiation():
     assert all(each.replaces for each in trained_step.constraints)
 
 
+@pytest.mark.proof
 def test_nothing_is_proposed_if_nothing_helps():
     assert proposed(SHARDED["tensor"]()).constraints == ()
 
@@ -227,6 +228,7 @@ def test_explicit_axes_are_refused():
         proposed(SHARDED["explicit"]())
 
 
+@pytest.mark.proof
 def test_values_with_constraints_are_unchanged():
     made = MISTAKES["gathered_in_loop"]()
     rng = np.random.default_rng(0)

@@ -148,6 +148,7 @@ def test_weights_used_in_a_product_are_the_gathered_values(found):
     ]
 
 
+@pytest.mark.proof
 def test_weights_sliced_by_scan_are_named_after_the_argument(found):
     listed = [each for each in shardings(found, "remat_scan") if each.kind == "all-gather"]
     assert {each.count for each in listed} == {3}

@@ -11,6 +11,7 @@ from tests.commands.shardings.test_command import MESH, MODEL, STEP, model  # no
 GIVEN = STEP[1:]
 
 
+@pytest.mark.proof
 def test_cost_has_the_bytes_each_device_sends_and_the_totals_of_lines(cli):
     found, plain = cli("cost", *GIVEN, "--compiled"), cli("cost", *GIVEN)
     assert found.code == 0

@@ -89,6 +89,7 @@ def test_a_value_that_a_constraint_gathers_is_replicated():
     assert any(each.kind == "value" and found.is_large_copy(each) for each in found.values)
 
 
+@pytest.mark.proof
 def test_arrays_in_the_body_of_a_shard_map_are_not_whole_ones():
     found = shardings(SHARDED["expert"]())
     assert {each.type for each in found.values} <= {"f32[8,16,16]", "f32[128,16]", "f32[]"}

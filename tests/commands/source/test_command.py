@@ -223,6 +223,7 @@ def test_measured_times_are_an_additional_column(cli):
     assert float(value.strip("~")) > 0 and share.endswith("%")
 
 
+@pytest.mark.proof
 def test_measured_times_in_json_are_those_of_lines(cli):
     (program,) = json.loads(cli(*MEASURED, "--json").out)["programs"]
     times = [line["measured"] for line in program["files"][0]["lines"] if "measured" in line]

@@ -90,6 +90,7 @@ def test_residuals_are_those_of_losses_or_requested():
         source(trace(counted, X), residuals=True)
 
 
+@pytest.mark.proof
 def test_times_of_a_profile_are_those_of_its_lines():
     program = trace(net, W, X)
     times = jaxprtool.profile(program, calls=2)

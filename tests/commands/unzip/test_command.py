@@ -245,6 +245,7 @@ def test_passes_run_on_both_programs_or_on_one(cli, nets):
 # --- writing and running --------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_the_programs_are_written_into_a_folder(cli, nets):
     result = cli("unzip", "nets.py:net", "-o", "net/")
     assert result.code == 0 and result.out.startswith("4 variables") and "lambda" not in result.out
@@ -259,6 +260,7 @@ def test_the_programs_are_written_into_a_folder(cli, nets):
     assert cli("unzip", "nets.py:net", "-o", "net").code == 0  # now it is a folder
 
 
+@pytest.mark.proof
 def test_init_and_apply_return_the_results_of_the_function(cli, nets):
     whole = json.loads(cli("run", "nets.py:several", "--json", "--seed", "3").out)
     command = ["unzip", "nets.py:several", "--key-args", "2,3", "--run", "--json", "--seed", "3"]
@@ -302,6 +304,7 @@ def test_saved_variables_are_arguments_of_apply(cli, nets):
     ]
 
 
+@pytest.mark.proof
 def test_an_argument_named_variables_is_not_confused_with_them(cli):
     args = ["--args", "key(0), {'w': zeros(f32[3])}", "--json"]
     whole = json.loads(cli("run", "nets.py:clash", *args).out)

@@ -119,6 +119,7 @@ def layered(params, x):
 LAYERED = jax.random.normal(jax.random.key(0), (6, 4, 4)), jnp.ones((2, 4))
 
 
+@pytest.mark.proof
 def test_rows_are_by_line_with_forward_and_backward_separate():
     found = rows(jax.grad(layered), *LAYERED)
     lines = {(row.code.partition(" ")[0], row.backward) for row in found}
@@ -204,12 +205,14 @@ def test_lines_of_a_library_follow_the_users_line_that_calls_them():
     assert inside.name == twice.name and inside.primitives == ("cos",) and inside.intermediate
 
 
+@pytest.mark.proof
 def test_rows_are_by_scope():
     names = [row.name for row in rows(layered, *LAYERED, by="scope")]
     assert any("block" in name for name in names)
     assert not any(row.source for row in rows(layered, *LAYERED, by="scope"))
 
 
+@pytest.mark.proof
 def test_a_row_by_equation_has_the_users_name_and_the_path_of_the_equation():
     found = {row.name: row for row in rows(layered, *LAYERED, by="equation")}
     assert found["y"].primitives == ("tanh",) and found["y"].types == ("f32[2,4]",)
@@ -220,6 +223,7 @@ def test_a_row_by_equation_has_the_users_name_and_the_path_of_the_equation():
     assert "gt" in found and found["gt"].numbers.lost == {}
 
 
+@pytest.mark.proof
 def test_only_some_primitives_are_watched_and_calls_and_loops_on_request():
     assert {row.primitives for row in rows(layered, *LAYERED, only=["dot*"])} == {("dot_general",)}
     (scan, sums) = rows(layered, *LAYERED, only=["scan"], by="equation")
@@ -291,6 +295,7 @@ def test_a_loop_with_a_batched_predicate_is_watched(mode):
     assert (row.numbers.low, row.numbers.high) == (7.0, 8.0)  # a finished batch element continues
 
 
+@pytest.mark.proof
 def test_iterations_of_loops_in_while_loops_are_counted_from_the_end():
     def function(x):
         def body(state):
@@ -344,6 +349,7 @@ def test_nested_loops_have_an_iteration_of_each(mode):
     )
 
 
+@pytest.mark.proof
 def test_compiled_iterations_run_in_groups(monkeypatch):
     set_mode(monkeypatch, "loop by loop")
     monkeypatch.setattr(watch_values, "ITERATION_BYTES", 4 * 4 * 7)
@@ -411,6 +417,7 @@ def test_empty_arrays_and_loops_without_iterations_are_watched(mode, by, n):
 # --- --- values, breakpoints, devices -------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_values_are_saved_by_name_with_an_axis_for_the_iterations():
     found = watched(layered, *LAYERED, values=True)
     carry, expected = LAYERED[1], []
@@ -460,6 +467,7 @@ def test_the_values_of_all_shards_are_watched():
     assert [each.split()[0] for each in found.left_out] == ["while"]
 
 
+@pytest.mark.proof
 def test_values_in_refs_and_keys_are_skipped():
     def function(x):
         ref = jax.new_ref(x)
@@ -520,6 +528,7 @@ def test_values_of_many_nested_scans_are_refused_with_the_line():
         rows(lambda x: nested(x, 40), 1.0)
 
 
+@pytest.mark.proof
 def test_branches_on_devices_vary_over_the_axes_of_their_values():
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("b",))
 

@@ -304,6 +304,7 @@ UPDATE = """
 """
 
 
+@pytest.mark.proof
 def test_a_function_inside_a_program_is_a_target_of_all_commands(cli, folder):
     (folder / "kept.py").write_text(textwrap.dedent(UPDATE))
     assert cli("opt", "kept.py:update", "-o", "update.jaxpr").code == 0

@@ -133,6 +133,7 @@ def test_donated_arguments_can_be_passed_again():
     np.testing.assert_array_equal(given, X)
 
 
+@pytest.mark.proof
 def test_scalars_and_keys_are_arguments_too():
     def f(scale, key):
         return scale * jax.random.normal(key, (2,)), jax.random.split(key)
@@ -203,6 +204,7 @@ def test_a_transfer_guard_applies_to_the_users_code_only():
         assert summarize(report.outputs[0].value).value.shape == (3,)
 
 
+@pytest.mark.proof
 def test_keys_are_results_under_disable_jit():
     traced = program(lambda key: jax.random.split(key)[0], jax.random.key(0))
     with jax.disable_jit():

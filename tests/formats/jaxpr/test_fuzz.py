@@ -116,6 +116,7 @@ def test_ten_thousand_mutated_files_are_errors_or_programs(chunk, record_propert
 WITH_CONSTANTS = [path for path in FILES if Path(f"{path}.npz").exists()]
 
 
+@pytest.mark.proof
 @given(
     st.sampled_from(WITH_CONSTANTS or [None]),
     st.lists(st.tuples(st.integers(0, 99_999), st.integers(0, 255)), min_size=1, max_size=4),
@@ -265,6 +266,7 @@ def test_a_line_of_forty_megabytes_is_refused_at_once(what):
     assert caught.value.message == "f.jaxpr:7:1: a line is longer than 4,000,000 characters"
 
 
+@pytest.mark.proof
 def test_a_constant_in_the_text_may_exceed_the_maximum_line_length():
     words = "A" * 8_000_000
     text = f"{HEADER}{{ lambda c:u8[6000000]=base64('{words}'); a:f32[]. let in (c,) }}"

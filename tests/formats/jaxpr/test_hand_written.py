@@ -44,6 +44,7 @@ def shown(body: str, header: str = HEADER) -> str:
     return listing(program_of(body, header)).plain()
 
 
+@pytest.mark.proof
 def test_a_file_has_the_names_and_trees_of_the_program():
     program = program_of(PLAIN)
     assert program.name == "loss"

@@ -55,6 +55,7 @@ def test_a_gigabyte_of_constants_is_read_and_compared_in_place(tmp_path):
     check(tmp_path, 1024)
 
 
+@pytest.mark.proof
 def test_a_program_that_was_read_and_called_can_be_freed(tmp_path):
     write(trace(lambda x: jax.jit(jax.nn.gelu)(x) * TABLE, np.float32(1)), tmp_path / "p.jaxpr")
     gone = []

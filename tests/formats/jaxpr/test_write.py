@@ -96,6 +96,7 @@ def test_nothing_is_added_if_nothing_is_omitted():
     assert without_comments(body(program_file_text(program))) == listing(program).plain() + "\n"
 
 
+@pytest.mark.proof
 def test_variables_are_distinguished_from_numbers_and_from_each_other():
     program = trace(lambda x: x, X)
     many = program.replace(jaxpr=synthetic(9000), in_tree=program.in_tree)

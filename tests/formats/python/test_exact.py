@@ -138,6 +138,7 @@ def test_the_program_round_trips(name: str) -> None:
     assert structural_difference(program, again) is None, source
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", ["one platform for two choices", "constants of loops in loops"])
 def test_the_program_computes_the_same(name: str) -> None:
     function, arguments, passes = EXACT[name]

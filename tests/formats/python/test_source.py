@@ -418,6 +418,7 @@ def with_settings(x):
         return y + jax.random.uniform(jax.random.key(0), (4,))
 
 
+@pytest.mark.proof
 def test_config_contexts_are_written() -> None:
     program = trace(with_settings, X)
     source, again = emitted(program)
@@ -860,6 +861,7 @@ def test_results_in_a_dict_with_keys_of_a_class_are_in_the_order_of_the_keys() -
     np.testing.assert_array_equal(second, x)
 
 
+@pytest.mark.proof
 def test_a_checkified_function_is_written() -> None:
     def f(x):
         checkify.check(x.sum() > 0, "not positive: {x}", x=x.sum())

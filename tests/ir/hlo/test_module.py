@@ -41,6 +41,7 @@ def module(compiled):
     return compiled_module(compiled)
 
 
+@pytest.mark.proof
 def test_the_devices_are_those_of_compilation(module):
     assert module.devices == 1
     on_all = jax.jit(jnp.sin, in_shardings=NamedSharding(jax.make_mesh((4,), "x"), P("x")))

@@ -41,6 +41,7 @@ def origins(module):
     return OperationOrigins(module, frames_now(), frozenset(module.by_name))
 
 
+@pytest.mark.proof
 def test_the_parts_of_an_operation_add_up(module, origins):
     for name in module.by_name:
         assert sum(share for _, share in origins.of(name)) == pytest.approx(1)

@@ -57,6 +57,7 @@ def scan_twice(a, first, second):
     return by(first), by(second)
 
 
+@pytest.mark.proof
 def test_equal_loops_are_merged_after_their_bodies():
     after = cse(lambda a: scan_twice(a, jnp.sin, lambda row: jnp.sin(row) * 1), x)
     assert count(after.jaxpr)["scan"] == 2
@@ -89,6 +90,7 @@ def test_operands_in_another_order_differ_if_a_bit_might(op):
     assert len(cse(lambda a, b: (op(a, b), op(b, a)), x, y).jaxpr.eqns) == 2
 
 
+@pytest.mark.proof
 def test_integers_commute_where_floats_do_not():
     i, j = jnp.arange(3), jnp.arange(3) + 1
     assert len(cse(lambda a, b: (lax.max(a, b), lax.max(b, a)), i, j).jaxpr.eqns) == 1
@@ -113,6 +115,7 @@ def test_different_literals_or_parameters_prevent_merging(fun):
     assert Cse()(program).jaxpr is program.jaxpr
 
 
+@pytest.mark.proof
 def test_random_bits_are_merged_only_with_the_same_key():
     def fun(key):
         one, other = jax.random.split(key)
@@ -219,6 +222,7 @@ def test_equal_constants_are_stored_once():
     assert len(after.jaxpr.eqns) == 2
 
 
+@pytest.mark.proof
 def test_equal_random_keys_are_stored_once():
     keys = [jax.random.key(7) for _ in range(2)] + [jax.random.key(8)]
     after = cse(lambda a: [jax.random.bits(k, a.shape) for k in keys], x)

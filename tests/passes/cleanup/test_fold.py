@@ -97,6 +97,7 @@ def test_constants_of_the_program_are_folded():
     assert len(after.jaxpr.consts) == 1
 
 
+@pytest.mark.proof
 def test_constants_do_not_grow_past_the_limit():
     def fun(a):
         masks = [jnp.tril(jnp.ones((n, n), bool)) for n in (10, 11, 12)]
@@ -158,6 +159,7 @@ def test_an_array_with_two_uses_counts_once_toward_the_limit():
     assert count(after.jaxpr) == count(jaxprtool.trace(lambda a: (a + x, a * x), x).jaxpr)
 
 
+@pytest.mark.proof
 def test_random_numbers_of_a_constant_key_are_drawn_once():
     after = fold(lambda a: a * jax.random.normal(jax.random.key(3), (4,)), x)
     assert count(after.jaxpr) == {"mul": 1}
@@ -598,6 +600,7 @@ def evaluated_alike(name, dtype, count):
     return evaluated
 
 
+@pytest.mark.proof
 def test_numpy_computes_the_bits_of_the_backend_in_some_types():
     pairs = list(itertools.product(EVALUATED, TYPES))
     with jax.enable_x64(True):

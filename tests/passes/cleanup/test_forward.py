@@ -158,6 +158,7 @@ def test_custom_derivatives_keep_their_signature_and_are_rewritten_inside(fun):
 # --- branches ---------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_results_that_all_branches_pass_through_bypass_them():
     branches = [
         lambda a, b, k: (b, a * k, 1, a * k, a),

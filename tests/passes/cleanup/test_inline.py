@@ -73,6 +73,7 @@ def test_calls_inside_other_primitives_are_inlined(around):
     assert len(after.jaxpr.eqns) == len(before.jaxpr.eqns)
 
 
+@pytest.mark.proof
 def test_a_function_with_a_batching_rule_is_inlined_on_request():
     @custom_vmap
     def scaled(a, b):
@@ -274,6 +275,7 @@ def test_an_unknown_kind_of_call_is_refused_with_the_known_ones():
     assert "closed_call" in error.value.hint
 
 
+@pytest.mark.proof
 def test_constants_of_calls_become_those_of_the_enclosing_body():
     table, weights = np.arange(4, dtype=np.float32), np.ones(4, np.float32)
     inner = jax.jit(lambda a: a * table + weights)

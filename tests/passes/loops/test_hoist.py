@@ -62,6 +62,7 @@ def repeat(fun, n, init=ZERO):
 # --- what is hoisted ------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_equations_of_scan_constants_are_hoisted():
     def run(a, b):
         return lax.scan(lambda c, row: (c + jnp.sin(b) @ jnp.cos(b), row @ b), b, a)
@@ -116,6 +117,7 @@ def test_code_of_loops_in_branches_and_calls_moves_to_the_branch_or_call():
     ]
 
 
+@pytest.mark.proof
 def test_whole_loops_calls_and_draws_are_hoisted():
     @jax.custom_jvp
     def ruled(b):
@@ -182,6 +184,7 @@ def test_moves_and_fills_are_kept_unless_hoisted_code_needs_them():
     assert at_top(needed) == ["transpose", "sin", "scan"]
 
 
+@pytest.mark.proof
 def test_equations_of_literals_only_are_kept_unless_expensive():
     def run(a):
         def body(c, row):

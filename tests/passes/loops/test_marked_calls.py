@@ -90,6 +90,7 @@ def test_forced_inlining_inlines_them() -> None:
     )
 
 
+@pytest.mark.proof
 def test_a_batched_program_has_the_same_calls() -> None:
     after = FORWARD.apply("batch(in_axes=(None, 0), axis_size=2)")
     assert copies(after) == copies(FORWARD)

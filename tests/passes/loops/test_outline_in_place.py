@@ -99,6 +99,7 @@ def cached_attention(cache: Any, x: Any) -> Any:
     return cache, x
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("size", "asked", "mark"),
     [(LARGE, "unit", "call"), (LARGE, "plain", "plain"), (SMALL, "unit", "unit")],

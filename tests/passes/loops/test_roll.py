@@ -73,6 +73,7 @@ def test_layers_become_one_scan_over_their_stacked_weights():
     assert counts(after)["stack"] == 2  # of the weights, and of the biases
 
 
+@pytest.mark.proof
 def test_the_backward_half_of_a_gradient_scans_the_stacks_of_the_forward_half_in_reverse():
     after = roll(jax.value_and_grad(loss, (0, 1)), weights(6), x)
     assert scans(after) == [(6, "forward"), (6, "backward")]
@@ -131,6 +132,7 @@ def test_chains_in_the_bodies_of_loops_and_branches_are_rolled(where):
     assert counts(after)["dot_general"] == 1
 
 
+@pytest.mark.proof
 def test_nested_chains_become_a_scan_in_a_scan():
     def run(params, scale, h):
         for i in range(4):
@@ -143,6 +145,7 @@ def test_nested_chains_become_a_scan_in_a_scan():
     assert sorted(scans(after)) == [(3, "forward"), (4, "forward")]
 
 
+@pytest.mark.proof
 def test_equations_between_the_layers_are_moved_before_or_after():
     def run(params, h):
         kept = []
@@ -155,6 +158,7 @@ def test_equations_between_the_layers_are_moved_before_or_after():
     assert (5, "forward") in scans(roll(run, weights(5), x))
 
 
+@pytest.mark.proof
 def test_a_chain_is_split_at_equations_that_cannot_move():
     def run(params, h):
         for i, (w, b) in enumerate(params):
@@ -203,6 +207,7 @@ def test_rows_of_an_array_are_not_stacked_again():
     } >= {29}
 
 
+@pytest.mark.proof
 def test_iterations_may_share_rows_with_the_next_ones():
     def run(p, h):
         ws = [f(p) for f in (jnp.sin, jnp.cos, jnp.tanh, jnp.exp, jnp.sinh)]
@@ -427,6 +432,7 @@ def test_a_body_with_constants_is_not_unrolled_where_none_can_be_held():
     assert program.apply("roll") is program
 
 
+@pytest.mark.proof
 def test_double_precision_loops_are_rolled():
     def model(layers, x):
         for weights in layers:

@@ -51,6 +51,7 @@ def primitives(program):
     return [eqn.primitive.name for eqn in program.jaxpr.eqns]
 
 
+@pytest.mark.proof
 def test_stacked_arrays_replace_the_first_of_a_dict_of_layers():
     params = parameters()
     program = jaxprtool.trace(loss, params, x)
@@ -71,6 +72,7 @@ def test_stacked_arrays_replace_the_first_of_a_dict_of_layers():
     )
 
 
+@pytest.mark.proof
 def test_gradients_have_the_tree_of_the_stacked_parameters():
     params = parameters()
     program = jaxprtool.trace(jax.value_and_grad(loss), params, x)
@@ -130,6 +132,7 @@ def test_a_list_of_modules_keeps_its_classes_and_static_fields():
     same_bits(evaluated(parts["rolled"], new, x), evaluated(program, layers, x))
 
 
+@pytest.mark.proof
 def test_separate_arguments_become_one_and_keywords_stay_keywords():
     def run(a, b, c, h, *, scales):
         for w, s in zip((a, b, c), scales, strict=True):

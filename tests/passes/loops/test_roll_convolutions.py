@@ -71,6 +71,7 @@ def close(a, b):
 GRADIENT = jaxprtool.trace(jax.value_and_grad(loss), kernels(4), x)
 
 
+@pytest.mark.proof
 def test_an_iteration_with_a_convolution_is_one_call_of_a_unit():
     after = roll(network, kernels(4), x)
     (body,) = rounds(after)
@@ -93,6 +94,7 @@ def test_each_half_of_a_gradient_is_a_unit_with_its_own_name():
     close(jax.jit(rolled)(*args), jax.jit(GRADIENT)(*args))
 
 
+@pytest.mark.proof
 def test_an_iteration_without_a_convolution_is_not_a_call():
     def run(ws, h):
         for w in ws:
@@ -102,6 +104,7 @@ def test_an_iteration_without_a_convolution_is_not_a_call():
     assert not found(roll(run, [jnp.eye(4) * i for i in range(4)], x), "jit")
 
 
+@pytest.mark.proof
 def test_an_iteration_that_calls_a_unit_with_the_convolution_is_not_a_unit_itself():
     def run(stages, h):
         for stage in stages:
@@ -128,6 +131,7 @@ def test_names_of_existing_units_are_not_reused():
     assert {jaxcompat.marked_name(eqn) for eqn in units(after)} == {"block", "block_1"}
 
 
+@pytest.mark.proof
 def test_pass_through_values_of_an_iteration_are_not_results_of_the_unit():
     @jax.jit
     def step(h, kept, w):
@@ -221,6 +225,7 @@ def test_a_file_and_emitted_python_keep_the_unit(tmp_path):
     assert "compilation_unit" in text
 
 
+@pytest.mark.proof
 def test_stacked_arguments_are_passed_to_the_unit_one_row_at_a_time():
     params = kernels(4)
     parts = jaxprtool.trace(loss, params, x).apply("roll(stack='arguments')")

@@ -65,6 +65,7 @@ def test_iterations_with_similar_parts_become_one_scan(fun, args, lengths):
     assert rolled(fun, *args)[1] == lengths
 
 
+@pytest.mark.proof
 def test_an_iteration_with_parts_may_take_rows_and_return_results():
     def fun(a, b, xs):
         sums = []
@@ -94,6 +95,7 @@ def test_scan_iterations_may_start_and_end_within_a_python_iteration():
     assert rolled(fun, a, b, c)[1] == [4]
 
 
+@pytest.mark.proof
 def test_two_loops_of_the_same_parts_stay_separate():
     def fun(a, b):
         a, b = springs(a, b)
@@ -123,6 +125,7 @@ def stoermer(x, y):
     return x, y
 
 
+@pytest.mark.proof
 def test_an_iteration_may_read_the_result_before_the_last():
     after, lengths = rolled(stoermer, a, b, gradients=True)
     assert lengths == [20]
@@ -182,6 +185,7 @@ def test_slices_of_an_updated_array_outside_of_the_loop_are_unchanged():
     assert not [e for e in after.jaxpr.eqns if e.primitive.name == "dynamic_slice"]
 
 
+@pytest.mark.proof
 def test_a_fixed_position_in_a_loop_is_a_static_slice():
     def fun(x):
         for i in range(1, 12):

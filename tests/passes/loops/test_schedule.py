@@ -140,6 +140,7 @@ def test_a_shared_body_stays_shared():
     assert first is second
 
 
+@pytest.mark.proof
 def test_a_call_with_a_large_peak_runs_while_little_else_is_live():
     def hungry(a):
         big = jnp.outer(a, a)
@@ -154,6 +155,7 @@ def test_a_call_with_a_large_peak_runs_while_little_else_is_live():
     assert names(after.jaxpr)[0] == "jit"
 
 
+@pytest.mark.proof
 def test_values_that_free_more_than_they_need_are_computed_at_once():
     def run(a):
         bigs = [jnp.outer(f(a), a) for f in (jnp.sin, jnp.cos, jnp.tan)]

@@ -100,6 +100,7 @@ def test_an_empty_scan_that_returns_keys_is_kept():
     assert Unroll()(program).jaxpr is program.jaxpr
 
 
+@pytest.mark.proof
 def test_rows_of_stacked_results_are_not_sliced_again():
     def run(rows):
         array = jnp.stack(rows)
@@ -115,6 +116,7 @@ def test_rows_of_stacked_results_are_not_sliced_again():
     prove(Case("run", run, (rows,)), Unroll())
 
 
+@pytest.mark.proof
 def test_effects_happen_in_the_order_of_the_iterations():
     def run(a):
         ref = jax.new_ref(a[0])
@@ -235,6 +237,7 @@ def test_nested_loops_are_kept_if_the_program_would_explode():
     assert sum(1 for _ in equations(jaxcompat.open_jaxpr(after.jaxpr))) <= 20_000
 
 
+@pytest.mark.proof
 def test_only_the_inner_ones_of_nested_loops_are_unrolled(monkeypatch):
     monkeypatch.setattr("jaxprtool.passes.loops.unroll.MOST_EQUATIONS", 5)
     after = Unroll(max_length=2)(jaxprtool.trace(nested(5), x))

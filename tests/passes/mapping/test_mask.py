@@ -124,6 +124,7 @@ def arguments(n):
     return jnp.asarray(x, jnp.float32), jnp.asarray(w, jnp.float32)
 
 
+@pytest.mark.proof
 def test_the_gradient_of_values_computed_from_padding_is_zero():
     """Rows of zeros have no direction: its derivative in padding is NaN."""
     program = masked(lambda x, w: jnp.sum(x @ w / jnp.linalg.norm(x, axis=1, keepdims=True)))
@@ -220,6 +221,7 @@ def test_a_result_without_padding_is_unchanged():
     assert program.out_names == ("result",)
 
 
+@pytest.mark.proof
 def test_several_symbols_are_arguments_in_the_order_of_their_names():
     args, _ = read_args("f32[n,m], f32[m]")
     program = trace(lambda x, y: x @ y, *args).apply("mask(n=4, m=3)")

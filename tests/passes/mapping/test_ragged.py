@@ -287,6 +287,7 @@ def test_other_arguments_are_shared_or_batched():
     np.testing.assert_allclose(result[1], w.sum((1, 2)), rtol=1e-5)
 
 
+@pytest.mark.proof
 def test_axes_of_independent_lengths():
     def fun(x, y):
         return jnp.tanh(x @ y.T).sum(1), y.sum(0)
@@ -434,6 +435,7 @@ def test_a_constraint_that_all_sizes_satisfy_is_kept():
     assert trace(jnp.sin, types).apply("ragged(axis='n', lanes=2)")
 
 
+@pytest.mark.proof
 def test_types_determine_the_maximum_length():
     table = jnp.arange(12.0).reshape(6, 2)
 

@@ -157,6 +157,7 @@ def test_an_iteration_is_masked_only_at_the_start_of_an_example():
         assert "stop_gradient" not in names
 
 
+@pytest.mark.proof
 def test_slots_have_nearly_equal_numbers_of_rows():
     """One long example, and as many rows in short ones for each of the other slots."""
     lengths = np.array([1, 2, 1, 12, 1, 1, 4, 1, 1, 2, 6, 4], np.int32)
@@ -169,6 +170,7 @@ def test_slots_have_nearly_equal_numbers_of_rows():
     assert assignment.iterations == rows_of_slots.max() == 12
 
 
+@pytest.mark.proof
 def test_a_carry_larger_than_a_row_is_stored_once_per_example():
     def outer_sums(x, w):
         def step(total, row):

@@ -59,6 +59,7 @@ def test_attention_is_found_in_any_rank_and_precision(rewrites, lead, dtype):
     assert match.source.startswith("tests/passes/patterns/test_attention.py:")
 
 
+@pytest.mark.proof
 def test_attention_is_found_under_vmap_and_scan(rewrites):
     def layers(x, masks):
         return jax.lax.scan(lambda x, mask: (naive(x, x, x, mask), None), x, masks)[0]
@@ -89,6 +90,7 @@ def test_attention_is_found_in_the_samples_and_computes_nearly_the_same(rewrites
     assert_close(program, after, args)
 
 
+@pytest.mark.proof
 def test_in_a_gradient_only_a_pattern_with_the_shared_values_is_found(rewrites):
     program, _ = traced("transformer.py:grad_loss")
     assert rewrites["attention"](program) is program
@@ -109,6 +111,7 @@ def test_under_checkpoint_the_forward_part_of_a_gradient_shares_no_values(rewrit
     assert_close(program, after, args)
 
 
+@pytest.mark.proof
 def test_after_a_rewrite_the_gradient_has_no_softmax_of_its_own(rewrites):
     program, args = traced("attention_rewrite.py:causal")
     after = rewrites["attention"](program)

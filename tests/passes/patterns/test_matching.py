@@ -90,6 +90,7 @@ def test_operands_of_commutative_operations_may_be_swapped():
     assert count(both, lambda a, b: jnp.sin(b) + a * b, X, X) == 1
 
 
+@pytest.mark.proof
 def test_the_maximum_of_complex_numbers_is_matched_in_its_own_order_only():
     larger = lambda x, y: lax.max(jnp.sin(x), y)  # noqa: E731
     negated = lambda x, y: -lax.min(-jnp.sin(x), -y)  # noqa: E731

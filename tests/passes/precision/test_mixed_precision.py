@@ -12,7 +12,7 @@ from jaxprtool.errors import PipelineError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import open_jaxpr
-from tests.share import first_and_proofs
+from tests.share import shared_proofs
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((8, 8)).astype(np.float32) / 3
@@ -96,7 +96,7 @@ def test_products_and_functions_are_narrow_at_every_depth(fun):
 
 
 @pytest.mark.parametrize(
-    "fun", first_and_proofs(f for f in THROUGH if f is not through_while), ids=lambda f: f.__name__
+    "fun", shared_proofs(f for f in THROUGH if f is not through_while), ids=lambda f: f.__name__
 )
 def test_gradients_of_the_result_and_results_of_the_gradient(fun):
     def total(f):

@@ -119,6 +119,7 @@ def test_transformations_can_be_chained():
     )
 
 
+@pytest.mark.proof
 def test_holomorphic_functions_have_complex_derivatives():
     z = jnp.complex64(1 + 2j)
     program = trace(jnp.sin, z).apply("grad(holomorphic=True)")

@@ -125,6 +125,7 @@ def test_bodies_that_calls_share_stay_shared():
     assert open_jaxpr(first) is open_jaxpr(second)
 
 
+@pytest.mark.proof
 def test_keys_and_numpy_arrays_are_constants_too():
     key, table = jax.random.key(3), np.arange(4, dtype=np.float32)
     f = jax.jit(lambda: jax.random.normal(key, (4,)) * table)

@@ -233,6 +233,7 @@ def test_a_key_for_input_dependent_draws_is_a_variable_and_weights_are_drawn_ear
     assert "erf_inv" not in primitives(apply)
 
 
+@pytest.mark.proof
 def test_a_loop_of_unknown_length_takes_its_key():
     def fun(key, x):
         def body(carry):
@@ -464,6 +465,7 @@ def test_operands_of_a_late_effect_are_variables_even_without_a_result(what, onc
     assert proof.variables == 1
 
 
+@pytest.mark.proof
 def test_refs_stay_in_apply():
     def fun(key, x):
         ref = jax.new_ref(jnp.zeros(4))
@@ -476,6 +478,7 @@ def test_refs_stay_in_apply():
 # --- arguments known early ----------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_computations_of_known_arguments_are_done_once():
     def fun(a, x):
         u, _, v = jnp.linalg.svd(a)

@@ -55,6 +55,7 @@ def test_a_call_with_variables_becomes_a_call_in_each_program():
     assert call_names(apply) == ["layer_apply"]
 
 
+@pytest.mark.proof
 def test_calls_within_calls_are_all_named():
     @jax.jit
     def outer(key, x):
@@ -65,6 +66,7 @@ def test_calls_within_calls_are_all_named():
     assert {"outer_apply", "layer_apply"} <= all_names(apply)
 
 
+@pytest.mark.proof
 def test_a_call_without_variables_stays_one_call():
     @jax.jit
     def early(key):
@@ -87,6 +89,7 @@ def test_a_call_without_variables_stays_one_call():
     assert bodies[0][0] is original[0] and bodies[1][0] is original[1]
 
 
+@pytest.mark.proof
 def test_a_call_that_each_program_needs_in_part_is_one_call_in_each():
     @jax.jit
     def pair(key, x):
@@ -145,6 +148,7 @@ def test_a_shared_function_with_late_arguments_in_one_call():
     assert len(eqns_of(apply, "sow")) == 1
 
 
+@pytest.mark.proof
 def test_a_call_that_closes_over_traced_values():
     def f(key, x):
         scale = jax.random.uniform(key)
@@ -160,6 +164,7 @@ def test_a_call_that_closes_over_traced_values():
     assert call_names(apply) == ["inner_apply"]
 
 
+@pytest.mark.proof
 def test_a_call_that_closes_over_an_array():
     table = jnp.arange(3.0)
 
@@ -170,6 +175,7 @@ def test_a_call_that_closes_over_an_array():
     unzips(lambda key, x: inner(key, x), KEY, X, count=1)
 
 
+@pytest.mark.proof
 def test_a_call_that_closes_over_an_outer_variable():
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")
@@ -185,6 +191,7 @@ def test_a_call_that_closes_over_an_outer_variable():
     np.testing.assert_allclose(variables["b"], 2 * variables["w"])
 
 
+@pytest.mark.proof
 def test_donation_and_unused_arguments_are_kept():
     @functools.partial(jax.jit, donate_argnums=(1,), keep_unused=True)
     def inner(key, x, unused):
@@ -223,6 +230,7 @@ def test_shardings_of_operands_and_results_are_kept():
     assert apply(init(KEY), x).sharding.spec == P("i")
 
 
+@pytest.mark.proof
 def test_a_static_argument_of_an_inner_call():
     @functools.partial(jax.jit, static_argnums=2)
     def inner(key, x, name):

@@ -534,6 +534,7 @@ def test_names_of_nested_unzips_do_not_collide():
     assert_unzips(init, apply, [1.0], {"r": {"x2": 2.0}}, [], {"x2": 2.0})
 
 
+@pytest.mark.proof
 def test_both_halves_can_be_used_inside_a_function_that_is_unzipped():
     def f(key, x):
         init, apply = unzip(dense)(key, x)

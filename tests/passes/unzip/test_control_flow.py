@@ -123,6 +123,7 @@ def test_a_constant_key_gives_each_iteration_the_same_value():
     np.testing.assert_array_equal(w, jnp.stack([w[0]] * 3))
 
 
+@pytest.mark.proof
 def test_a_variable_from_constants_in_a_loop_is_stacked():
     def f(key, x):
         return lax.scan(lambda x, _: (x + variable(jnp.ones(3), name="b"), None), x, length=2)[0]
@@ -132,6 +133,7 @@ def test_a_variable_from_constants_in_a_loop_is_stacked():
     np.testing.assert_allclose(apply({"b": jnp.array([[1.0], [10.0]]) * jnp.ones(3)}, X), X + 11)
 
 
+@pytest.mark.proof
 def test_a_value_that_is_late_because_of_the_carry_is_not_a_variable():
     def f(key, x):
         def body(carry, _):
@@ -222,6 +224,7 @@ def test_a_name_in_a_loop_and_after_it_is_refused():
         unzip(f)(KEY, X)
 
 
+@pytest.mark.proof
 def test_gradients_of_a_scanned_stack_are_those_of_the_function():
     def net(weights, x):
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, weights)[0]
@@ -311,6 +314,7 @@ def test_a_condition_that_is_more_than_a_counter_comparison():
     assert shapes(init(KEY)) == {"w": (4, 3, 3)}
 
 
+@pytest.mark.proof
 def test_a_loop_that_never_runs():
     def f(key, x):
         return lax.while_loop(lambda s: s[0] < 0, lambda s: (s[0] + 1, layer(key, s[1])), (0, x))[1]
@@ -346,6 +350,7 @@ def test_a_static_loop_inside_a_scan_and_vice_versa():
     assert shapes(init(KEY)) == {"w": (3, 2, 3, 3), "b": {"w": (2, 4, 3, 3)}}
 
 
+@pytest.mark.proof
 def test_a_loop_without_variables_may_have_any_length():
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")
@@ -355,6 +360,7 @@ def test_a_loop_without_variables_may_have_any_length():
     assert primitives(apply)["while"] == 1
 
 
+@pytest.mark.proof
 def test_a_loop_that_depends_on_the_key_only_is_in_init():
     def f(key, x):
         w = lax.while_loop(lambda w: w < 5, lambda w: w * 2, 1 + jax.random.uniform(key))
@@ -459,6 +465,7 @@ def test_a_predicate_that_is_a_variable():
     np.testing.assert_allclose(apply(variables, X), layer(KEY, X), rtol=1e-6)
 
 
+@pytest.mark.proof
 def test_a_predicate_that_is_constant():
     def f(key, x):
         return lax.cond(jnp.argmax(jnp.ones(3)) == 0, lambda x: layer(key, x), jnp.sin, x)
@@ -476,6 +483,7 @@ def test_a_predicate_that_depends_on_the_key_is_refused():
     assert "test_control_flow.py:" in caught.value.message
 
 
+@pytest.mark.proof
 def test_a_branch_that_depends_on_the_key_only_is_in_init():
     def f(key, x):
         flag = jax.random.uniform(key) > 0.5
@@ -495,6 +503,7 @@ def test_the_same_name_in_two_branches_is_refused():
     assert caught.value.message.count("test_control_flow.py:") == 2
 
 
+@pytest.mark.proof
 def test_append_in_two_branches_lists_both():
     def f(key, x, flag):
         def branch(i):

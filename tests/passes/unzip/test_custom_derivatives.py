@@ -90,6 +90,7 @@ def test_a_custom_rule_is_kept_under_jit_vmap_and_in_a_scan(kind):
     assert_trees_close(by_input[0], jax.grad(lambda x: f(KEY, x).sum())(X))
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("kind", CUSTOM)
 def test_a_custom_rule_without_variables_is_unchanged(kind):
     def f(key, x):
@@ -102,6 +103,7 @@ def test_a_custom_rule_without_variables_is_unchanged(kind):
     assert_trees_close(by_variables, {"w": 3 * jnp.sin(X)})
 
 
+@pytest.mark.proof
 def test_a_jvp_rule_that_calls_its_function():
     @jax.custom_jvp
     def safe(key, x):
@@ -152,6 +154,7 @@ def test_a_closed_form_jvp_rule_without_the_variable():
     assert_trees_close((by_variables, by_input), ({"w": 2.0}, 100.0))
 
 
+@pytest.mark.proof
 def test_a_variable_of_a_key_that_a_custom_function_closes_over():
     """The call takes the key as an operand; the rule applies to the others."""
 

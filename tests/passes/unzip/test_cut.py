@@ -159,6 +159,7 @@ def chain_of_keys(count: int) -> tuple[list[int], list[tuple[int, int]], Sequenc
     return costs, edges, weights
 
 
+@pytest.mark.proof
 def test_every_weight_of_a_deep_model_is_found():
     costs, edges, weights = chain_of_keys(20_000)
     assert graph_of(costs, edges).minimum_cut() == weights

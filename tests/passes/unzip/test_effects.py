@@ -124,6 +124,7 @@ def test_an_effect_that_needs_key_and_argument_is_refused():
     assert "debug_callback at" in caught.value.message
 
 
+@pytest.mark.proof
 def test_only_the_effect_in_the_branch_that_is_taken_happens():
     def f(key, x, flag):
         def taken(x):
@@ -155,6 +156,7 @@ def test_an_effect_of_the_key_in_a_branch_with_variables_is_refused():
         unzip(f)(KEY, X, True)
 
 
+@pytest.mark.proof
 def test_an_effect_of_the_key_in_one_branch_happens_where_another_has_variables():
     def f(key, x):
         def other(x):
@@ -252,6 +254,7 @@ def test_effects_in_a_loop_of_static_length():
 # --- refs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_a_ref_of_late_values_is_in_apply():
     def f(key, x):
         w = variable(jax.random.normal(key, (3,)), name="w")

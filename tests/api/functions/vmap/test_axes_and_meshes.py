@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import pytest
 from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
@@ -11,6 +12,7 @@ from jaxprtool import vmap
 from tests.api.functions.vmap.beside import MATRIX, VECTOR, assert_alike, assert_both_raise
 
 
+@pytest.mark.proof
 def test_collectives_over_the_mapped_axis_of_mapped_and_unmapped_values():
     def fun(w, x):
         index = lax.axis_index("i")

@@ -62,6 +62,7 @@ def test_contents_of_a_mapped_function(name):
     assert_alike(INSIDE[name], MATRIX)
 
 
+@pytest.mark.proof
 def test_random_keys_and_wide_types():
     keys = jax.random.split(jax.random.key(0), 3)
     assert_alike(lambda k, x: (jax.random.split(k), jax.random.normal(k, x.shape)), keys, MATRIX)
@@ -110,6 +111,7 @@ def test_transformations_around_vmap(name):
     assert_alike(model, WEIGHTS, x, in_axes=in_axes, around=AROUND[name])
 
 
+@pytest.mark.proof
 def test_both_kinds_of_vmap_nest_with_their_axes():
     def fun(x):
         return lax.psum(x, ("i", "j")) + lax.axis_index("i") * 10 + lax.axis_index("j")

@@ -112,6 +112,7 @@ def test_a_broadcast_of_an_operand_that_broadcasts_implicitly_is_removed():
     assert simple(fun, MATRIX, jax.ShapeDtypeStruct((), jnp.float32)) == ["mul", "slice", "add"]
 
 
+@pytest.mark.proof
 def test_a_broadcast_divisor_is_kept_since_xla_divides_differently_by_it():
     x, y = jnp.linspace(0.1, 3, 600).reshape(20, 30), jnp.linspace(1, 2, 20)[:, None]
     fun = lambda x, y: x / jnp.broadcast_to(y, x.shape)  # noqa: E731
@@ -177,6 +178,7 @@ def test_rules_apply_inside_shard_map():
     assert after.jaxpr is not before.jaxpr
 
 
+@pytest.mark.proof
 def test_gradients_are_unchanged():
     def fun(x, y):
         z = x - (-jnp.broadcast_to(y[:, :1], x.shape)) * 1.0

@@ -133,6 +133,7 @@ def test_a_scan_of_symbolic_length(in_axes):
     assert mapped.out_avals[1].shape == (4, n, 3, 3)
 
 
+@pytest.mark.proof
 def test_a_named_axis_is_bound():
     def centred(x):
         return x - jax.lax.pmean(x, "i") + jax.lax.axis_index("i")
@@ -189,6 +190,7 @@ def test_parameters_are_plain_numbers():
     assert "int64" not in str(program)
 
 
+@pytest.mark.proof
 def test_large_constants_are_not_copied_for_each_batch_element():
     table = values(50, 4)
     program = trace(lambda i: jnp.asarray(table)[i], spec(dtype=jnp.int32))

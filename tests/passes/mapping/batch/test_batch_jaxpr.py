@@ -50,6 +50,7 @@ def test_a_result_is_moved_or_broadcast_to_the_requested_axis():
         np.testing.assert_allclose(got, wanted, rtol=1e-6)
 
 
+@pytest.mark.proof
 def test_with_zero_if_mapped_a_mapped_result_has_axis_zero():
     options = {"out_axes": "zero_if_mapped", "axis_name": "i"}
     mapped, outs = jaxprtool.batch_jaxpr(jaxpr(), SIZE, (-1, None), **options)

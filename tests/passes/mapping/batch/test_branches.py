@@ -92,6 +92,7 @@ def test_conds_in_loops_and_in_conds():
         prove(nested, X, S, in_axes=in_axes, derivatives=in_axes == (0, 0))
 
 
+@pytest.mark.proof
 def test_a_platform_dependent_cond_is_kept():
     def by_platform(x):
         return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
@@ -129,6 +130,7 @@ def test_an_unmapped_operand_without_a_derivative_stays_unmapped():
     assert (3, 12) not in shapes
 
 
+@pytest.mark.proof
 def test_the_index_is_broadcast_once_for_each_shape():
     def two(p, x):
         return lax.cond(p, lambda x: (jnp.sin(x), x), lambda x: (jnp.cos(x), x * 2), x)

@@ -107,6 +107,7 @@ def test_layouts_are_refused():
         batched(lambda w: called(w), W)
 
 
+@pytest.mark.proof
 def test_a_call_of_a_jaxpr():
     closed = jax.make_jaxpr(lambda x: (jnp.sin(x), jnp.arange(4.0)))(X)
     prove(lambda x: jax.checkpoint(jaxcompat.jaxpr_as_fun(closed))(x), X)

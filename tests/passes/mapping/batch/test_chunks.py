@@ -166,6 +166,7 @@ def test_a_chunk_of_the_whole_batch_needs_no_scan():
     assert primitives(batched(layer, (W, XS), (None, 0), 10)) == primitives(whole)
 
 
+@pytest.mark.proof
 def test_unbatched_values_are_computed_once_even_in_jits():
     def deep(w, x):
         return jax.jit(jax.jit(layer))(w, x)
@@ -223,6 +224,7 @@ def test_equations_keep_their_source_lines_and_new_ones_have_none():
     assert named(the_scan(result)) == "scan"
 
 
+@pytest.mark.proof
 def test_memory_is_bounded_by_the_chunk():
     weights, xs = jnp.ones((64, 4096)), jnp.ones((256, 64))
 
@@ -239,6 +241,7 @@ def test_memory_is_bounded_by_the_chunk():
 # --- derivatives --------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("chunk", [4, 5])
 def test_gradients_are_those_of_the_whole_batch(chunk):
     result = batched(jax.jit(layer), (W, XS.T), (None, 1), chunk, out_axes=1)
@@ -251,11 +254,13 @@ def test_gradients_are_those_of_the_whole_batch(chunk):
     assert_same(got, jax.jit(jax.grad(total(whole), (0, 1)))(W, XS.T))
 
 
+@pytest.mark.proof
 def test_gradients_of_each_batch_element_in_chunks():
     gradient = jax.grad(lambda w, x: layer(w, x).sum())
     assert_maps(batched(gradient, (W, XS), (None, 0), 4), gradient, (W, XS), (None, 0))
 
 
+@pytest.mark.proof
 def test_a_rule_that_would_sum_over_a_chunk_only_fails():
     @jax.custom_vjp
     def fun(x):
@@ -271,6 +276,7 @@ def test_a_rule_that_would_sum_over_a_chunk_only_fails():
 # --- effects ------------------------------------------------------------------------------------
 
 
+@pytest.mark.proof
 def test_effects_happen_as_often_as_for_the_whole_batch():
     seen = []
 
@@ -387,6 +393,7 @@ def test_collectives_over_other_axes_are_allowed():
     assert_same(jax.jit(jax.vmap(result, axis_name="other"))(xs), want)
 
 
+@pytest.mark.proof
 def test_each_batch_element_has_its_own_refs():
     def alike(w, x):
         ref = jax.new_ref(w)

@@ -98,6 +98,7 @@ def test_a_reduction_over_several_axes_keeps_the_others(reduce, names):
         over(lambda x, *y: (x, reduce((*y, x)[0], names)), *lanes, in_axes=in_axes, others=others)
 
 
+@pytest.mark.proof
 def test_two_named_axes_are_mapped_one_after_the_other():
     def fun(x, y):
         both = lax.psum(x, ("i", "j")) + lax.pmax(x, ("j", "i")) + lax.axis_index(("i", "j"))
@@ -120,6 +121,7 @@ def test_batch_elements_are_reduced_along_their_axis(reduce):
     assert eqn.params["axes"] == (2,)
 
 
+@pytest.mark.proof
 def test_a_reduction_over_the_batch_has_a_derivative():
     program = trace(lambda x: lax.pmax(x, "i"), lane(), axis_env=[("i", LANES)])
     gradient = program.apply(f"batch(0, None, {LANES}, 'i'), grad")

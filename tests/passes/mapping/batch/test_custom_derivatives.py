@@ -69,6 +69,7 @@ def test_the_custom_rule_is_used_whichever_arguments_are_mapped(function, in_axe
     prove(function, X, X + 1, in_axes=in_axes, derivatives=1)
 
 
+@pytest.mark.proof
 def test_unmapped_and_mapped_derivatives_of_second_order():
     prove(lambda x, w: forwards(x, w[0]), X, W, derivatives=2)
 
@@ -93,6 +94,7 @@ def test_jaxprtools_vmap_under_and_over_gradients():
         np.testing.assert_allclose(vmap(gradient)(W), jax.vmap(gradient)(W), rtol=1e-6)
 
 
+@pytest.mark.proof
 def test_rules_that_take_symbolic_zeros():
     @jax.custom_jvp
     def product(x, y):
@@ -199,6 +201,7 @@ def test_collectives_in_rules_over_the_mapped_axis():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, expected)
 
 
+@pytest.mark.proof
 def test_jax_s_own_custom_functions():
     def activations(x):
         return jax.nn.relu(x), jax.nn.gelu(x), jax.nn.logsumexp(x * jnp.arange(3.0))
@@ -269,6 +272,7 @@ def test_two_batchings_of_one_program_are_equivalent(mapped):
     assert not equivalent(mapped.jaxpr, other.jaxpr)
 
 
+@pytest.mark.proof
 def test_a_batched_program_is_written_and_read_with_its_rules(mapped, tmp_path):
     jaxprtool.write(mapped, tmp_path / "mapped.jaxpr")
     read = jaxprtool.read(tmp_path / "mapped.jaxpr")
@@ -322,6 +326,7 @@ def test_no_tracer_leaks():
         jax.grad(lambda x: vmap(both_kinds, (0, None))(x, W)[0].sum())(array(3, 4))
 
 
+@pytest.mark.proof
 def test_a_program_can_be_freed_after_batching():
     def local(x):
         return lax.scan(lambda c, _: (jax.jit(backwards)(c, x), forwards(c, x)), x, None, length=2)
@@ -335,6 +340,7 @@ def test_a_program_can_be_freed_after_batching():
     assert [ref() for ref in dead] == [None, None]
 
 
+@pytest.mark.proof
 def test_endlessly_nested_rules_are_traced_only_a_few_times():
     traced = []
 

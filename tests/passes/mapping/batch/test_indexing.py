@@ -57,6 +57,7 @@ def quickly(*some):
     return [n if n in some else pytest.param(n, marks=pytest.mark.sweep) for n in WINDOWS]
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("name", quickly("scattered columns", "in step"))
 def test_a_gather_of_each_kind_of_window(name):
     sizes, starts = WINDOWS[name][0], WINDOWS[name][2]
@@ -123,6 +124,7 @@ def test_every_kind_of_scatter_remains_one_equation(function):
         prove(fun, operand(), indices((0,)), updates("columns"), in_axes=(2, 1, 0), derivatives=0)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("in_axes", [(1, 1, 1), (2, 1, None)])
 def test_gathers_and_scatters_have_the_same_derivatives(in_axes):
     def fun(x, i, u):
@@ -191,6 +193,7 @@ def test_a_start_without_effect_batches_its_result_as_in_jax():
     )
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize("in_axes", [(1, 1, 1, 0), (0, None, None, None)])
 def test_dynamic_slices_and_updates_have_the_same_derivatives(in_axes):
     def fun(x, u, i, j):
@@ -209,6 +212,7 @@ def test_an_empty_batch_reads_and_writes_nothing():
         prove(fun, jnp.ones((4, 3)), START, in_axes=in_axes, size=0, derivatives=0)
 
 
+@pytest.mark.proof
 def test_arrays_of_keys_are_indexed_like_others():
     keys = jax.random.split(jax.random.key(0), (4, 3))
 

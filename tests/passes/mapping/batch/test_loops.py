@@ -41,6 +41,7 @@ def test_a_scan_is_mapped_over_any_of_its_operands_at_any_axis(in_axes):
     prove(recurrent, X, W, XS, in_axes=in_axes, derivatives=2 * (in_axes == (0, 0, 0)))
 
 
+@pytest.mark.proof
 def test_a_reversed_and_unrolled_scan_stays_one():
     def backwards(c, xs):
         return lax.scan(lambda c, x: (c * x, c.sum()), c, xs, reverse=True, unroll=2)
@@ -73,6 +74,7 @@ def test_swapping_carries_of_a_scan_does_not_swap_dimensions():
         prove(swapped, XS, in_axes=axis, derivatives=0)
 
 
+@pytest.mark.proof
 def test_a_mapped_carry_maps_others_one_iteration_after_another():
     def shifted(x):
         first = (S, S, S, x[0])
@@ -109,6 +111,7 @@ def test_loops_of_jax_numpy_and_lax():
     prove(lambda x: jnp.cumsum(x) + jnp.polyval(x, 2.0), X, derivatives=0)
 
 
+@pytest.mark.proof
 def test_a_scan_that_is_split_when_it_is_transposed():
     def split(c, xs):
         return lax.scan(lambda c, x: (jnp.sin(c) * x, c), c, xs, _split_transpose=True)
@@ -218,6 +221,7 @@ def test_carries_of_a_while_may_be_mapped_at_any_axis(in_axes):
     prove(products, array(2, 3, 4), S, in_axes=in_axes, derivatives=in_axes == (3, 0))
 
 
+@pytest.mark.proof
 def test_a_while_that_is_already_batched():
     def masked(x):
         def one(y):

@@ -219,6 +219,7 @@ def test_a_dot_remains_one_equation_without_transposes(in_axes):
     prove(fun, array(2, 3, 4), array(3, 2, 5), in_axes=in_axes, derivatives=0)
 
 
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("option", "in_axes"), [("feature_group_count", (None, 1)), ("batch_group_count", (2, None))]
 )

@@ -77,6 +77,7 @@ def test_triangular_solves_with_a_batched_matrix():
     prove(solve(False, False, False), MATRICES, array(2, 2, 3), in_axes=(1, 1), derivatives=0)
 
 
+@pytest.mark.proof
 def test_solves_of_linear_equations():
     every(jnp.linalg.solve, MATRIX, array(3), ways=[0, (2, None), (None, 1)], derivatives=0)
 

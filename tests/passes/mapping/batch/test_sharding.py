@@ -83,6 +83,7 @@ def test_a_mesh_axis_used_in_a_spec_is_refused_for_the_batch():
         Batch(0, 0, 4, spmd_axis_name="m")(trace(over, X))
 
 
+@pytest.mark.proof
 def test_shard_maps_over_some_axes_and_in_one_another():
     devices = mesh(m=4, n=2)
 
@@ -103,6 +104,7 @@ def test_shard_maps_over_some_axes_and_in_one_another():
     prove(jax.jit(nested), W, in_axes=2, derivatives=0)
 
 
+@pytest.mark.proof
 def test_custom_rules_in_a_shard_map():
     @jax.custom_vjp
     def tripled(x, y):

@@ -59,6 +59,7 @@ def test_axes_are_prefixes_and_none_means_unsplit():
     np.testing.assert_array_equal(got["w"], want["w"])
 
 
+@pytest.mark.proof
 def test_collectives_are_over_the_tiles():
     def normalized(x):
         return x / lax.psum(x.sum(axis=0), "tiles"), x[:1] * 0 + lax.axis_index("tiles")
@@ -70,6 +71,7 @@ def test_collectives_are_over_the_tiles():
     np.testing.assert_array_equal(index[:, 0], [0, 1, 2])
 
 
+@pytest.mark.proof
 def test_one_tile_is_the_whole_and_a_loop_over_tiles_is_a_loop():
     def fun(x):
         return lax.scan(lambda c, row: (c + row, c), jnp.zeros(3), x)[1]

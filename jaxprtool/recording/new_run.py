@@ -35,14 +35,13 @@ from jaxprtool.recording.folder import (
     PROCESS,
     RUN,
     TRACE,
-    VARIABLE,
-    Settings,
     is_run,
     processes,
     run_json,
     run_start,
     write_json_file,
 )
+from jaxprtool.recording.settings import VARIABLE, Settings, taken_summary
 
 
 class NewRun:
@@ -374,7 +373,7 @@ def run_recorded(command: Sequence[str], settings: Settings) -> Ended:
         raise TargetError(f"cannot run '{command[0]}': {error.strerror or error}") from None
     seconds = time.time() - settings.start
     code = code if code >= 0 else 128 - code
-    summary = folder.taken_summary(settings.run)
+    summary = taken_summary(settings.run)
     if summary is not None and summary.exit_code == code:
         return Ended(code, seconds, summary.text)
     ending = {"pid": process.pid, "seconds": seconds, "exit_code": code}

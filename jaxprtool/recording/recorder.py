@@ -57,15 +57,15 @@ from jaxprtool.recording.describe import (
     context,
     given_argument,
 )
-from jaxprtool.recording.folder import (
-    COUNTERS,
+from jaxprtool.recording.folder import COUNTERS, KeptSources
+from jaxprtool.recording.new_run import ProcessFolder
+from jaxprtool.recording.settings import (
+    SHORT,
     VARIABLE,
-    KeptSources,
     Settings,
     SummaryRequest,
     summary_environment,
 )
-from jaxprtool.recording.new_run import ProcessFolder
 from jaxprtool.recording.values import ObjectNumbers, array_type_text
 
 #: The functions that make loops and branches, by primitive, and parameters that are numbers.
@@ -1103,7 +1103,7 @@ def _may_summarize(recorder: Recorder, request: SummaryRequest, config: Mapping[
     has_alarm = hasattr(signal, "getitimer") and any(signal.getitimer(signal.ITIMER_REAL))
     return (
         os.getppid() == request.command
-        and time.time() - settings.start < folder.SHORT
+        and time.time() - settings.start < SHORT
         and recorder.equations <= _MOST_EQUATIONS
         and not (has_alarm or sys.gettrace() or sys.getprofile())
         and threading.active_count() == 1

@@ -32,8 +32,8 @@ def _timed(command, environment):
 
 def scripts(repeats):
     """Compare each script alone, recorded, and recorded with its calls."""
-    from jaxprtool.recording.folder import Settings
     from jaxprtool.recording.new_run import _environment
+    from jaxprtool.recording.settings import Settings
 
     print("medians: seconds (ratio to alone), MiB (ratio to alone)")
     for script in sorted(SCRIPTS.glob("*.py")):
@@ -58,8 +58,8 @@ def calls(repeats):
     import jax
     import jax.numpy as jnp
 
-    from jaxprtool.recording.folder import Settings
     from jaxprtool.recording.recorder import Recorder
+    from jaxprtool.recording.settings import Settings
 
     def best(fun):
         times = []
@@ -92,8 +92,8 @@ def program(repeats):
     import jax
     import jax.numpy as jnp
 
-    from jaxprtool.recording.folder import Settings
     from jaxprtool.recording.recorder import Recorder
+    from jaxprtool.recording.settings import Settings
 
     def loss(weights, x):
         for w in weights:

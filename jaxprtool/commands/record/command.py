@@ -23,9 +23,9 @@ from jaxprtool.ir.documents import bytes_of
 from jaxprtool.render.terminal.tables import ALL
 
 if TYPE_CHECKING:
-    from jaxprtool.recording.folder import SummaryRequest
     from jaxprtool.recording.new_run import NewRun
     from jaxprtool.recording.recorded_run import Run
+    from jaxprtool.recording.settings import SummaryRequest
 
 _RECORDED = Panel("Recording")
 
@@ -128,8 +128,8 @@ def record_command(
       jaxprtool record -- python samples/train.py --steps 20
     """
     options.row_limit(top, all)  # refuse both before the script runs
-    from jaxprtool.recording.folder import SHORT, Settings, kept_calls_of, require_until
     from jaxprtool.recording.new_run import new_run, run_recorded
+    from jaxprtool.recording.settings import SHORT, Settings, kept_calls_of, require_until
 
     kept = kept_calls_of(keep or [])
     require_until(until or "", kept)
@@ -285,7 +285,7 @@ def _say_profile(path: str, top: int | None) -> None:
 
 def _summary_request(path: str, top: int | None, all: bool, json: bool) -> SummaryRequest:
     """Return how to print the summary of the run in a folder on stderr."""
-    from jaxprtool.recording.folder import SummaryRequest, summary_environment
+    from jaxprtool.recording.settings import SummaryRequest, summary_environment
 
     return SummaryRequest(
         command=os.getpid(),

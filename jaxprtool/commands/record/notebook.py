@@ -23,8 +23,9 @@ from jaxprtool.commands.record.page import record_cell
 from jaxprtool.commands.record.record import record
 from jaxprtool.commands.record.table import run_summary
 from jaxprtool.errors import JaxprToolError
-from jaxprtool.recording.folder import PAGE, kept_calls_of
+from jaxprtool.recording.folder import PAGE
 from jaxprtool.recording.recorded_run import Run
+from jaxprtool.recording.settings import kept_calls_of
 
 
 @magics_class

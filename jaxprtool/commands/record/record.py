@@ -24,7 +24,7 @@ from jaxprtool.ir.process import limit_raised, without_collector
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.recording import folder
-from jaxprtool.recording.folder import KeptSources, Settings, SummaryRequest, require_until
+from jaxprtool.recording.folder import KeptSources
 from jaxprtool.recording.new_run import NewRun, new_run
 from jaxprtool.recording.read import (
     WrittenProgram,
@@ -36,6 +36,13 @@ from jaxprtool.recording.read import (
 )
 from jaxprtool.recording.recorded_run import Compilation, Reason, Run
 from jaxprtool.recording.recorder import Recorder
+from jaxprtool.recording.settings import (
+    RunSummary,
+    Settings,
+    SummaryRequest,
+    require_until,
+    write_summary,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.commands.memory.estimate import Memory
@@ -234,7 +241,7 @@ def summarize_run(
     folder.write_json_file(os.path.join(request.path, folder.RUN), about)
     with _silent(), limit_raised(), without_collector():
         text = printed_summary(finished(request.path), request)
-    folder.write_summary(process, folder.RunSummary(exit_code, text))
+    write_summary(process, RunSummary(exit_code, text))
 
 
 @contextlib.contextmanager

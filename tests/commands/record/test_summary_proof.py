@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.commands.record.record import finished, printed_summary
-from jaxprtool.recording.folder import Settings, SummaryRequest, summary_environment
 from jaxprtool.recording.new_run import new_run, run_recorded
+from jaxprtool.recording.settings import Settings, SummaryRequest, summary_environment
 from tests.share import on_one_release
 
 FILES = ("index.html", "trace.json", "run.json")
@@ -95,7 +95,7 @@ def test_other_processes_leave_the_summary_to_record(name, processes, tmp_path, 
 @on_one_release
 def test_a_long_script_leaves_the_summary_to_record(processes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = "import jaxprtool.recording.folder as folder; folder.SHORT = 0"
+    source = "import jaxprtool.recording.recorder as recorder; recorder.SHORT = 0"
     assert recorded(source)[0].summary is None
 
 

@@ -683,6 +683,19 @@ def test_a_kept_operation_has_its_regions_and_functions():
     np.testing.assert_array_equal(jax.jit(program)(x, y), [6.0, 2.0, 4.0])
 
 
+def test_constants_without_their_elements_can_only_be_looked_at():
+    text = module(
+        "%w = stablehlo.constant dense_resource<__elided__> : tensor<3x3xf32>\n"
+        "%y = stablehlo.dot %x, %w : (tensor<3xf32>, tensor<3x3xf32>) -> tensor<3xf32>\n"
+        "return %y : tensor<3xf32>"
+    )
+    with pytest.raises(UnsupportedError, match=r"constant at m\.mlir:2 .* left out of the file"):
+        read_module_program(text, "m.mlir")
+    program = read_module_program(text, "m.mlir", opaque=True)
+    assert names(program) == ["stablehlo.constant", "dot_general"]
+    assert jaxprtool.cost(program).total.work.flops == 18
+
+
 def test_operations_of_other_dialects_can_only_be_looked_at(tmp_path):
     text = module(
         '  %0 = "my.op"(%x) {scale = 3.0 : f32} : (tensor<3xf32>) -> tensor<3xf32>\n'

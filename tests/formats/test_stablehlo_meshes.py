@@ -194,6 +194,23 @@ def test_shardings_of_arguments_and_results_are_options(mesh):
     assert again.count('sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>') == 2
 
 
+def test_shardings_of_the_results_of_operations_are_constraints(mesh):
+    text = b"""module {
+      sdy.mesh @mesh = <["a"=4, "b"=2]>
+      func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {
+        %c = sdy.constant dense<2.0> : tensor<8x8xf32>
+        %y = stablehlo.multiply %x, %c {
+          sdy.sharding = #sdy.sharding_per_value<[<@mesh, [{"b"}, {"a"}]>]>
+        } : tensor<8x8xf32>
+        return %y : tensor<8x8xf32>
+      }
+    }"""
+    program = read_module_program(text)
+    assert names(program) == ["mul", "sharding_constraint"]
+    assert top_jaxpr(program).eqns[1].params["sharding"].spec == P("b", "a")
+    np.testing.assert_array_equal(jax.jit(program.on_mesh(mesh))(X), 2 * X)
+
+
 def test_what_is_for_replicas_or_open_is_refused(mesh):
     text = text_of(mapped(lambda x: lax.psum(x, "a"), mesh), X)
     handle = "channel_handle = #stablehlo.channel_handle<handle = 1, type = 1>, "

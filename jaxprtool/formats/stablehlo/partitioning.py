@@ -43,10 +43,21 @@ stablehlo: Any = stablehlo_dialect
 @rule(stablehlo_rules, "sdy.sharding_constraint", "sdy.reshard")
 @lazy
 def _(op: Operation, x: Any) -> Any:
-    sharding = named_sharding(op, op.attributes.pop("sharding"))
+    return _constrained(op, op.attributes.pop("sharding"), x)
+
+
+def _constrained(op: Operation, attribute: Any, x: Any) -> Any:
+    sharding = named_sharding(op, attribute)
     if sharding is None or all(part is PartitionSpec.UNCONSTRAINED for part in sharding.spec):
         return x
     return lax.with_sharding_constraint(forced(x), sharding)
+
+
+@rule(stablehlo_rules, "sdy.sharding_per_value")
+def _(op: Operation, attribute: Any, results: Sequence[Any]) -> list[Any]:
+    """Return the results of an operation, with the shardings that it says they have."""
+    shardings = sdy.TensorShardingPerValueAttr(attribute).shardings
+    return [_constrained(op, sharding, x) for sharding, x in zip(shardings, results, strict=True)]
 
 
 @rule(stablehlo_rules, "sdy.sharding")

@@ -586,8 +586,8 @@ class ModuleReader:
                 return [forced(values.get(operand)) for operand in op.operands]
             if skipped and op.results and op.results[0] in skipped:
                 continue
-            if name == "stablehlo.constant":
-                values[op.results[0]] = self.constant(op)
+            if name in _CONSTANTS:
+                values[op.results[0]] = self._constant_or_kept(op)
                 continue
             source = self._sources.get(op.location.attr)
             if source is None:
@@ -639,12 +639,15 @@ class ModuleReader:
             raise
         except Exception as error:  # JAX's errors for what `lax` does not support
             raise operation.refused(described(error)) from error
+        results = [*results] if isinstance(results, list | tuple) else [results]
+        if (shardings := operation.attributes.pop("sdy.sharding", None)) is not None:
+            results = stablehlo_rules["sdy.sharding_per_value"](operation, shardings, results)
         for name in _HINTS:
             operation.attributes.pop(name, None)
         if operation.attributes:
             name, value = next(iter(operation.attributes.items()))
             raise operation.refused(f"unknown attribute {name} = {value}")
-        return results if isinstance(results, list | tuple) else [results]
+        return results
 
     def _check_type(self, op: Any, kind: Any, value: Any) -> None:
         if isinstance(value, Aggregate):
@@ -731,6 +734,14 @@ class ModuleReader:
         return match[1] if match else attribute
 
     # --- constants ----------------------------------------------------------------------------
+
+    def _constant_or_kept(self, op: Any) -> Any:
+        try:
+            return self.constant(op)
+        except UnsupportedError as error:
+            if not self.opaque:
+                raise
+            return _opaque(Operation(op, self), [], error, "its elements were left out")[0]
 
     def constant(self, op: Any) -> Any:
         """Return the value of a constant: an array, or a `Splat`."""
@@ -862,6 +873,8 @@ _TOKEN = "!stablehlo.token"
 
 #: The file of locations that MLIR's parser makes.
 _TEXT_OF_MODULE = "-"
+
+_CONSTANTS = frozenset(("stablehlo.constant", "sdy.constant"))
 
 _TERMINATORS = frozenset(("func.return", "stablehlo.return", "sdy.return", "mhlo.return"))
 

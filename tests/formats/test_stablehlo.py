@@ -154,6 +154,13 @@ def test_calls_of_lapack_have_derivatives(name):
     np.testing.assert_allclose(*gradients, atol=1e-6)
 
 
+def test_calls_of_lapack_for_empty_arrays_have_derivatives():
+    x = jnp.zeros((2, 0, 0))
+    program = read(jnp.linalg.cholesky, x)
+    assert "ffi_call" not in names(program)
+    assert program(x).shape == jax.grad(lambda x: program(x).sum())(x).shape == x.shape
+
+
 def tridiagonal(x):
     return lax.linalg.tridiagonal_solve(x[0], x[1] + 4, x[2], x[:3, :1])
 
@@ -393,7 +400,8 @@ def test_tuples_and_tokens():
       %i = stablehlo.get_tuple_element %p[0] : (tuple<tensor<2xi32>>) -> tensor<2xi32>
       %y, %l = call @f(%x, %k) : (tensor<3xf32>, !stablehlo.token)
         -> (tensor<3xf32>, !stablehlo.token)
-      %m = stablehlo.after_all %k, %l : !stablehlo.token
+      %b, %n = stablehlo.optimization_barrier %x, %l : tensor<3xf32>, !stablehlo.token
+      %m = stablehlo.after_all %k, %n : !stablehlo.token
       %r = stablehlo.tuple %y, %x : tuple<tensor<3xf32>, tensor<3xf32>>
       return %r, %m, %i : tuple<tensor<3xf32>, tensor<3xf32>>, !stablehlo.token, tensor<2xi32>
     }

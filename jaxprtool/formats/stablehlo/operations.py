@@ -21,8 +21,10 @@ from jaxprtool.formats.stablehlo.reader import (
     Lazy,
     Operation,
     Splat,
+    bundled,
     forced,
     lazy,
+    leaves,
     stablehlo_rules,
 )
 from jaxprtool.ir.rules import rule
@@ -320,7 +322,8 @@ def _(op: Operation, x: Any) -> Any:
 
 @rule(stablehlo_rules, "stablehlo.optimization_barrier")
 def _(op: Operation, *operands: Any) -> Any:
-    return lax.optimization_barrier(operands)
+    kinds = [operand.type for operand in op.op.operands]
+    return bundled(kinds, iter(lax.optimization_barrier(leaves(operands))))
 
 
 @rule(stablehlo_rules, "stablehlo.map")

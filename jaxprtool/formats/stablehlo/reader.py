@@ -982,6 +982,9 @@ def _kept(op: Operation, error: UnsupportedError) -> list[Any]:
         raise op.refused("it has effects, so --opaque does not keep it")
     captured = _captured(op.op)
     operands = [op.reader.value(x) for x in captured]
+    kinds = [x.type for x in (*captured, *op.op.results)]
+    if any(_parts(kind) is not None for kind in kinds):
+        raise op.refused("it has tuples or tokens, so --opaque does not keep it")
     try:
         code = jaxcompat.portable_artifact(_alone(op, captured))
     except Exception as fault:  # jaxlib's errors have no common class

@@ -978,7 +978,10 @@ def _lapack(*names: str) -> Callable[[Any], Any]:
                     for name in attribute_names(read)
                     if isinstance(read[name], ir.IntegerAttr) and read[name].value > 9
                 }
-            results = None if 0 in operands[0].shape else function(op, options, *operands)
+            if 0 in operands[0].shape:
+                results = _of_nothing(op)
+            else:
+                results = function(op, options, *operands)
             if results is None:
                 return _custom_call(op, *operands)
             op.attributes.clear()
@@ -989,6 +992,14 @@ def _lapack(*names: str) -> Callable[[Any], Any]:
         return function
 
     return add
+
+
+def _of_nothing(op: Operation) -> list[Any] | None:
+    """Return the results for an empty array: empty ones, and that nothing failed; else None."""
+    kinds = op.result_types
+    if not all(0 in kind.shape or kind.dtype == np.int32 for kind in kinds):
+        return None
+    return [Splat(np.zeros((), kind.dtype)[()], kind.shape) for kind in kinds]
 
 
 def _failed(element: Any) -> Any:

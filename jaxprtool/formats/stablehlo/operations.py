@@ -112,11 +112,7 @@ _OF_BOOLEANS: Mapping[Any, Callable[..., Any]] = {lax.add: lax.bitwise_or, lax.m
 def binary(name: str, element_type: Any) -> Callable[..., Any] | None:
     """Return the function of `lax` for an operation of two operands; None for another one."""
     function = BINARY.get(name)
-    return _of(str(element_type) == "i1", function)
-
-
-def _of(is_boolean: bool, function: Any) -> Any:
-    return _OF_BOOLEANS.get(function, function) if is_boolean else function
+    return _OF_BOOLEANS.get(function, function) if str(element_type) == "i1" else function
 
 
 def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,11 +124,14 @@ def _elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _binary(function: Callable[..., Any]) -> Callable[..., Any]:
+    of_booleans = _OF_BOOLEANS.get(function)
+
     @lazy
     def apply(op: Operation, *operands: Any) -> Any:
         _require_default_accuracy(op)
-        is_boolean = op.operand_types()[0].dtype == np.bool_
-        return _of(is_boolean, function)(*with_scalars(operands))
+        if of_booleans is not None and op.result_type.dtype == np.bool_:
+            return of_booleans(*with_scalars(operands))
+        return function(*with_scalars(operands))
 
     return apply
 

@@ -368,6 +368,9 @@ _COLLECTIVES = (
 )
 
 
+_NUMBERS = ("stablehlo.partition_id", "stablehlo.replica_id")
+
+
 @rule(stablehlo_rules, "builtin.module")
 def devices_of_module(reader: ModuleReader) -> ReplicasAndPartitions | None:
     """Return the devices of a module that is the program of one of several; None for others.
@@ -377,11 +380,13 @@ def devices_of_module(reader: ModuleReader) -> ReplicasAndPartitions | None:
     Raises:
         UnsupportedError: If a collective combines what several partitions have, of unknown number.
     """
+    if not reader.has_any((*_COLLECTIVES, *_NUMBERS)):
+        return None
     attributes = reader.module.operation.attributes
     names = {"replicas": "mhlo.num_replicas", "partitions": "mhlo.num_partitions"}
     said = {key: attributes[name].value for key, name in names.items() if name in attributes}
     collectives = reader.operations_named(*_COLLECTIVES)
-    numbers = reader.operations_named("stablehlo.partition_id", "stablehlo.replica_id")
+    numbers = reader.operations_named(*_NUMBERS)
     if not (collectives or (numbers and said)) or _has_meshes(reader):
         return None
     counts = {"replicas": 1, "partitions": 1} | (said or _counted(reader, collectives))

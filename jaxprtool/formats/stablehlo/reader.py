@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
@@ -383,7 +383,11 @@ class ModuleReader:
     def has_open_sizes(self) -> bool:
         """Whether the module does not say all sizes in types and attributes."""
         is_open = any(not getattr(kind, "has_static_shape", True) for kind in self._kinds)
-        return is_open or not self._names.isdisjoint(_OF_OPEN_SIZES)
+        return is_open or self.has_any(_OF_OPEN_SIZES)
+
+    def has_any(self, names: Iterable[str]) -> bool:
+        """Return True if the module has operations of some of these names."""
+        return bool(self._kinds) and not self._names.isdisjoint(names)
 
     @property
     def has_quantized_types(self) -> bool:

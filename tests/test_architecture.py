@@ -268,7 +268,7 @@ NAME_LISTS = {
     "passes/cleanup/inline.py": "an option: the kinds of calls, which have names of primitives",
     "passes/patterns/definition.py": "the same option",
     "passes/cleanup/simplify/engine.py": "words of the language of patterns",
-    "passes/cleanup/simplify/rules.py": "rules, as text",
+    "passes/cleanup/simplify/__init__.py": "rules, as text",
 }
 
 
@@ -497,7 +497,11 @@ OF_A_PASS = {
 }
 
 #: Strings in modules of commands that are also names of passes, and their meaning there.
-OTHER_MEANINGS = {"output": {"fold": "how Rich breaks lines"}, "why": {"forward": "a way"}}
+OTHER_MEANINGS = {
+    "explain": {"fold": "how Rich breaks lines"},
+    "output": {"fold": "how Rich breaks lines"},
+    "why": {"forward": "a way"},
+}
 
 
 def test_commands_know_no_pass_by_name():

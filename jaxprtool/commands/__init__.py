@@ -383,7 +383,7 @@ BACKENDS = CommandInfo(
     position=2,
     summary="List the backends and devices, and those that do not start.",
     run="jaxprtool.commands.backends:backends_command",
-    documents=("jaxprtool.commands.explain.explanation:BackendsDocument",),
+    documents=("jaxprtool.commands.backends:BackendsDocument",),
 )
 
 # --- In your repository ---------------------------------------------------------------------------
@@ -418,11 +418,11 @@ EXPLAIN = CommandInfo(
     summary="List the passes; describe a pass, a pipeline, a primitive or a lint code.",
     run="jaxprtool.commands.explain.command:explain_command",
     documents=(
-        "jaxprtool.commands.explain.explanation:PassesDocument",
-        "jaxprtool.commands.explain.explanation:PassDocument",
-        "jaxprtool.commands.explain.explanation:PipelineDocument",
-        "jaxprtool.commands.explain.explanation:PrimitiveDocument",
-        "jaxprtool.commands.explain.explanation:LintRuleDocument",
+        "jaxprtool.commands.explain.command:PassesDocument",
+        "jaxprtool.commands.explain.command:PassDocument",
+        "jaxprtool.commands.explain.command:PipelineDocument",
+        "jaxprtool.commands.explain.command:PrimitiveDocument",
+        "jaxprtool.commands.explain.command:LintRuleDocument",
     ),
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.launch import start_jax
@@ -10,10 +10,52 @@ from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command
 
 if TYPE_CHECKING:
-    from jax import Device
+    import jax
 
-    from jaxprtool.commands.explain.explanation import BackendsDocument
     from jaxprtool.execute.running.backends import Survey
+
+
+class Device(NamedTuple):
+    """A device."""
+
+    id: Annotated[int, "Its number."]
+    kind: Annotated[str, "Its model: `cpu`, `NVIDIA H100 80GB HBM3`."]
+    memory: Annotated[int | None, "The bytes of memory that JAX may use; null if unknown."]
+
+
+class Backend(NamedTuple):
+    """A backend."""
+
+    platform: Annotated[str, "Its name."]
+    version: Annotated[str, "Its version."]
+    default: Annotated[bool, "Whether it is JAX's default."]
+    devices: Annotated[list[Device], "Its devices."]
+
+
+class PjrtPlugin(NamedTuple):
+    """A PJRT plug-in."""
+
+    module: Annotated[str, "The module that JAX imports."]
+    package: Annotated[str, "The package that it is from; empty if unknown."]
+    version: Annotated[str, "The version of the package; empty if unknown."]
+
+
+class BackendFailure(NamedTuple):
+    """A backend or plug-in that does not start."""
+
+    name: Annotated[str, "Its name, or the plug-in's package or module."]
+    reason: Annotated[str, "The reason, in one line."]
+
+
+class BackendsDocument(NamedTuple):
+    """`backends`."""
+
+    backends: Annotated[list[Backend], "The backends of this machine."]
+    plugins: Annotated[list[PjrtPlugin], "The PJRT plug-ins that are installed."]
+    failures: Annotated[
+        list[BackendFailure], "The backends and plug-ins that are installed and do not start."
+    ]
+    versions: Annotated[dict[str, str], "The versions of JAX and jaxlib."]
 
 
 @command
@@ -58,7 +100,7 @@ def backends_command(json: options.Json = False, *, on_progress: OnProgress) -> 
         output.write_table(columns, cells, right=("devices",))
 
 
-def _memory(device: Device) -> str:
+def _memory(device: jax.Device) -> str:
     from jaxprtool.execute.running.backends import memory_of
     from jaxprtool.ir.documents import in_bytes
 
@@ -70,21 +112,20 @@ def _document(survey: Survey) -> BackendsDocument:
     import jax
     import jaxlib
 
-    from jaxprtool.commands.explain import explanation as documents
     from jaxprtool.execute.running.backends import memory_of
 
     backends = [
-        documents.Backend(
+        Backend(
             b.platform,
             b.version,
             b.default,
-            [documents.Device(d.id, d.device_kind, memory_of(d)) for d in b.devices],
+            [Device(d.id, d.device_kind, memory_of(d)) for d in b.devices],
         )
         for b in survey.backends
     ]
-    return documents.BackendsDocument(
+    return BackendsDocument(
         backends,
-        [documents.PjrtPlugin(p.module, p.package, p.version) for p in survey.plugins],
-        [documents.BackendFailure(failure.name, failure.reason) for failure in survey.failures],
+        [PjrtPlugin(p.module, p.package, p.version) for p in survey.plugins],
+        [BackendFailure(failure.name, failure.reason) for failure in survey.failures],
         {"jax": jax.__version__, "jaxlib": jaxlib.__version__},
     )

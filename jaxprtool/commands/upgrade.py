@@ -518,7 +518,7 @@ def upgrade_table(found: UpgradeDocument, width: int) -> Rendering:
     from rich.text import Text
 
     from jaxprtool.ir.documents import plural
-    from jaxprtool.ir.notation.tokens import BinderToken, Comment
+    from jaxprtool.ir.notation import BinderToken, Comment
     from jaxprtool.render import views
     from jaxprtool.render.terminal.tables import HEADING, Rendering, drawn
 
@@ -562,7 +562,7 @@ def _summary(changes: Sequence[TargetChange]) -> str:
 
 
 def _percent_cell(ratio: float | None, least: float) -> Any:
-    from jaxprtool.ir.notation.tokens import AddedToken, Comment, RemovedToken
+    from jaxprtool.ir.notation import AddedToken, Comment, RemovedToken
     from jaxprtool.render.views import Cell
 
     if ratio is None:

@@ -13,8 +13,7 @@ groups them.
 
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.frames import FrameChoice, Frames, SourceLocation, frames_now
-from jaxprtool.ir.notation.layout import Selection
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     AddedToken,
     BinderToken,
     ChangedToken,
@@ -25,6 +24,7 @@ from jaxprtool.ir.notation.tokens import (
     Type,
     with_roles,
 )
+from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.rules import summary
 from jaxprtool.ir.scopes import ScopeReader

@@ -24,6 +24,17 @@ different lengths; a `Kind` is the layout of the values of all examples: `Packed
 
 from jaxprtool.jaxcompat import match_axis
 from jaxprtool.jaxcompat.mapping import TracedElement
+from jaxprtool.passes.mapping import (
+    BodyBuilder,
+    Domain,
+    Rewritten,
+    Role,
+    Solution,
+    by_edges,
+    custom_derivative,
+    solve,
+    write,
+)
 from jaxprtool.passes.mapping.batch import (
     Axis,
     BatchBodyBuilder,
@@ -40,17 +51,6 @@ from jaxprtool.passes.mapping.batch.axes import (
     check_unmapped,
     flat_out_axes,
     result_type,
-)
-from jaxprtool.passes.mapping.domains import (
-    BodyBuilder,
-    Domain,
-    Rewritten,
-    Role,
-    Solution,
-    by_edges,
-    custom_derivative,
-    solve,
-    write,
 )
 from jaxprtool.passes.mapping.ragged import (
     Batched,

@@ -13,8 +13,8 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.documents import as_json, in_bytes, listed, plural, times
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.notation import BinderToken, Comment, Type
 from jaxprtool.ir.notation.signatures import value_text
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
 from jaxprtool.ir.program import (
     NamedValue,
     Program,

@@ -14,7 +14,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from jaxprtool.ir.documents import in_bytes
-from jaxprtool.ir.notation.tokens import BinderToken, PrimitiveName
+from jaxprtool.ir.notation import BinderToken, PrimitiveName
 
 if TYPE_CHECKING:
     from jaxprtool.render.page import SourceLink

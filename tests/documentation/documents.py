@@ -20,7 +20,7 @@ from typing import Annotated, Any, NotRequired, Union, get_args, get_origin
 
 from jaxprtool.cli.app import ErrorDocument
 from jaxprtool.commands.explain import command as explain
-from jaxprtool.commands.explain.explanation import documentation
+from jaxprtool.commands.explain.command import documentation
 from jaxprtool.ir import documents
 from jaxprtool.ir.places import Place
 from jaxprtool.registry import commands, imported

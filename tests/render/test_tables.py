@@ -1,7 +1,7 @@
 """A table has the same rows in the terminal and on a page."""
 
 from jaxprtool.ir.documents import in_bytes
-from jaxprtool.ir.notation.tokens import BinderToken, Comment
+from jaxprtool.ir.notation import BinderToken, Comment
 from jaxprtool.render.page import SourceLink, page_table
 from jaxprtool.render.terminal.tables import Rendering, drawn
 from jaxprtool.render.views import (

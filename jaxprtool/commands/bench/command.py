@@ -17,7 +17,7 @@ from jaxprtool.cli.running import file_to_save, printed_by_functions, require_de
 from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.errors import CheckError, OutputError
 from jaxprtool.ir.documents import duration, in_bytes, plural
-from jaxprtool.ir.notation.tokens import BinderToken
+from jaxprtool.ir.notation import BinderToken
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import Rendering, drawn
 from jaxprtool.render.views import Column, Table, number_column

@@ -20,7 +20,7 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Root, frames_now
-from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName
+from jaxprtool.ir.notation import Comment, Heading, PrimitiveName
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.jaxcompat import open_jaxpr

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from jaxprtool.ir.documents import plural, some, with_prefix
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
+from jaxprtool.ir.notation import BinderToken, Comment, PrimitiveName, Type
 from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.render.page import environment
 from jaxprtool.render.terminal import tables

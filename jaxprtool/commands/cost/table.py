@@ -16,7 +16,7 @@ from rich.text import Text
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.meshes import partitioner_notes
-from jaxprtool.ir.notation.tokens import BinderToken, Comment
+from jaxprtool.ir.notation import BinderToken, Comment
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.trees import alike
 from jaxprtool.render import views

@@ -13,8 +13,7 @@ from rich.text import Text
 from jaxprtool.commands.profile.table import SPLIT
 from jaxprtool.ir.documents import document, duration, in_bytes, plural, some, with_prefix
 from jaxprtool.ir.equations import WEAK_NOTE, bodies, type_of, weak_marks
-from jaxprtool.ir.notation.layout import Selection, omitted_equations
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     AddedToken,
     BinderToken,
     ChangedToken,
@@ -25,6 +24,7 @@ from jaxprtool.ir.notation.tokens import (
     RemovedToken,
     SourceLineToken,
 )
+from jaxprtool.ir.notation.layout import Selection, omitted_equations
 from jaxprtool.ir.places import Place
 from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn

@@ -67,8 +67,7 @@ def kernels_command(
     session.start()
     from jaxprtool.commands.kernels import table as render
     from jaxprtool.commands.kernels.kernels import kernels, modeled_device
-    from jaxprtool.commands.kernels.picture import MOST_DRAWN, kernels_picture
-    from jaxprtool.commands.kernels.table import KernelsDocument
+    from jaxprtool.commands.kernels.table import MOST_DRAWN, KernelsDocument, kernels_picture
 
     modeled_device(device, backend, fit)  # before the function is traced
     named = session.programs(session.traced())

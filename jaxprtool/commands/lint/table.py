@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural, some
-from jaxprtool.ir.notation.tokens import Comment, PrimitiveName, SourceLineToken
+from jaxprtool.ir.notation import Comment, PrimitiveName, SourceLineToken
 from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.render.documents import Level, Problem
 from jaxprtool.render.terminal.lines import Listing, joined_lines, printable, wrapped_cell

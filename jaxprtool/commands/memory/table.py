@@ -14,7 +14,7 @@ from rich.text import Text
 from jaxprtool.ir.documents import document, in_bytes, plural, times
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.meshes import partitioner_notes
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
+from jaxprtool.ir.notation import BinderToken, Comment, PrimitiveName, Type
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.scopes import function_levels
 from jaxprtool.render import views

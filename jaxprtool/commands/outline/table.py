@@ -12,7 +12,7 @@ from rich.text import Text
 from jaxprtool.commands.memory.table import memory_line, multiple_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural
 from jaxprtool.ir.frames import frames_now, short_paths
-from jaxprtool.ir.notation.tokens import Comment, SharedName
+from jaxprtool.ir.notation import Comment, SharedName
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import Rendering, drawn
 from jaxprtool.render.views import Cell, Column, Row, Table, number_column, share

@@ -15,7 +15,7 @@ from jaxprtool.cli.options import RUN, Panel
 from jaxprtool.cli.running import printed_by_functions, require_device
 from jaxprtool.cli.session import Session, command
 from jaxprtool.ir.documents import in_bytes, plural
-from jaxprtool.ir.notation.tokens import BinderToken
+from jaxprtool.ir.notation import BinderToken
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import Rendering, drawn, facts_table
 from jaxprtool.render.views import Cell, Column, Row, Table, number_column

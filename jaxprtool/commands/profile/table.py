@@ -12,7 +12,7 @@ from rich.text import Text
 from jaxprtool.commands.memory.table import COPIED, copy_cells, is_of_array
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
-from jaxprtool.ir.notation.tokens import BinderToken, Comment
+from jaxprtool.ir.notation import BinderToken, Comment
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables

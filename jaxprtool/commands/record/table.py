@@ -17,7 +17,7 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import duration, in_bytes, listed, plural, shell_word
 from jaxprtool.ir.frames import short_paths
-from jaxprtool.ir.notation.tokens import BinderToken, Comment
+from jaxprtool.ir.notation import BinderToken, Comment
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, more, share_text

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jaxprtool.commands.memory.table import unknown_text
 from jaxprtool.ir.documents import in_bytes, plural, some, times, with_prefix
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
+from jaxprtool.ir.notation import BinderToken, Comment, Type
 from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables

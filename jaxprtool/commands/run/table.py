@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import numpy as np
 
 from jaxprtool.ir.documents import document, duration, plural
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, Type
+from jaxprtool.ir.notation import BinderToken, Comment, Type
 from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.render.terminal.lines import Cell, Listing, grid, printable
 from jaxprtool.render.terminal.tables import more, split_rows

@@ -20,7 +20,7 @@ from jaxprtool.ir.documents import document, in_bytes, plural
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import Computation, HloModule, Instruction, while_trip_count
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     BinderToken,
     Comment,
     Heading,

@@ -26,7 +26,7 @@ from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import in_bytes, with_prefix
 from jaxprtool.ir.hlo.module import HloModule
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, PrimitiveName, Type
+from jaxprtool.ir.notation import BinderToken, Comment, PrimitiveName, Type
 from jaxprtool.render import views
 from jaxprtool.render.page import PageSources, environment, hash_of, page_table, static_files
 from jaxprtool.render.terminal.listing import ShowOptions

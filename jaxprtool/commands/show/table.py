@@ -20,14 +20,14 @@ from jaxprtool.commands.residuals import table as residuals_table
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import in_bytes, plural, shell_word, times
 from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.notation.layout import Layout
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     BinderToken,
     Comment,
     Heading,
     PrimitiveName,
     SharedName,
 )
+from jaxprtool.ir.notation.layout import Layout
 from jaxprtool.ir.program import (
     Program,
     program_signature,

@@ -15,7 +15,7 @@ from rich.text import Text
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import listed, plural
 from jaxprtool.ir.frames import short_paths
-from jaxprtool.ir.notation.tokens import Comment, Heading, PrimitiveName, SourceLineToken, Type
+from jaxprtool.ir.notation import Comment, Heading, PrimitiveName, SourceLineToken, Type
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import covering
 from jaxprtool.render.terminal import tables

@@ -33,9 +33,9 @@ from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, are_stubs, rules_foll
 from jaxprtool.ir.equations import bodies, equations, named
 from jaxprtool.ir.expansions import without_live_objects
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.notation import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.notation.layout import Layout, Selection
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, VariableNames
-from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.ir.rules import missing_plugin

@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import Contains, bodies, holders
-from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, shared_jaxprs
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     BINDER,
     COMMENT_COLUMN,
     Comment,
@@ -28,6 +27,7 @@ from jaxprtool.ir.notation.tokens import (
     Token,
     Type,
 )
+from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, shared_jaxprs
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
 

@@ -18,7 +18,7 @@ from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import holders, type_of, without_defaults
 from jaxprtool.ir.frames import Range, Root, SourceNames, frames_now, range_of
-from jaxprtool.ir.notation.tokens import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
+from jaxprtool.ir.notation import LiteralToken, ParameterToken, PrimitiveName, Type, width_of
 from jaxprtool.ir.regions import Region, holds_jaxpr, regions
 from jaxprtool.jaxcompat import (
     Atom,

@@ -30,12 +30,12 @@ from pygments.formatters import HtmlFormatter
 from pygments.lexers import PythonLexer
 
 from jaxprtool import jaxcompat
+from jaxprtool.ir import notation as tokens
 from jaxprtool.ir import source_text
 from jaxprtool.ir.differences import Changes, changes
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import Root, frames_now
-from jaxprtool.ir.notation import tokens
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.process import without_collector

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from rich.console import Console, ConsoleOptions
 from rich.segment import Segment
 
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     BINDER,
     COMMENT_COLUMN,
     BinderToken,

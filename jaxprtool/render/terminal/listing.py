@@ -10,15 +10,15 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.documents import in_bytes
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import FrameChoice, Root, frames_now
-from jaxprtool.ir.notation.layout import Commenter, Layout, Selection
-from jaxprtool.ir.notation.signatures import Notation, TerseNotation, UserNames
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     BinderToken,
     Comment,
     Heading,
     SourceLineToken,
     Type,
 )
+from jaxprtool.ir.notation.layout import Commenter, Layout, Selection
+from jaxprtool.ir.notation.signatures import Notation, TerseNotation, UserNames
 from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn

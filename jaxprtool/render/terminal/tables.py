@@ -30,8 +30,8 @@ from rich.table import Table as RichTable
 from rich.text import Text
 from rich.theme import Theme
 
+from jaxprtool.ir import notation as tokens
 from jaxprtool.ir import source_text
-from jaxprtool.ir.notation import tokens
 
 if TYPE_CHECKING:
     from rich.markdown import Markdown

@@ -11,9 +11,7 @@ from typing import TypeVar
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.equations import bodies
-from jaxprtool.ir.notation.layout import Naming, Selection, omitted_equations
-from jaxprtool.ir.notation.signatures import Signature, VariableNames, value_text
-from jaxprtool.ir.notation.tokens import (
+from jaxprtool.ir.notation import (
     BinderToken,
     Comment,
     LiteralToken,
@@ -22,6 +20,8 @@ from jaxprtool.ir.notation.tokens import (
     SharedName,
     Type,
 )
+from jaxprtool.ir.notation.layout import Naming, Selection, omitted_equations
+from jaxprtool.ir.notation.signatures import Signature, VariableNames, value_text
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.render.terminal.lines import Cell, Listing, cut_line, fits_width, grid, printable

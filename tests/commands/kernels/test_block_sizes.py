@@ -12,8 +12,7 @@ from jax.experimental.pallas.ops.tpu import flash_attention as fa
 
 import jaxprtool
 from jaxprtool.analysis.grids import GridSteps
-from jaxprtool.commands.kernels.block_sizes import BlockSizes
-from jaxprtool.commands.kernels.fit import alone
+from jaxprtool.commands.kernels.block_sizes import BlockSizes, alone
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.kernel_calls import kernel_call
 from jaxprtool.ir.program import type_check

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxprtool.ir.notation.tokens import BinderToken, Comment, Heading, PrimitiveName, Type
+from jaxprtool.ir.notation import BinderToken, Comment, Heading, PrimitiveName, Type
 from jaxprtool.render.terminal.lines import grid
 
 ROWS = [

@@ -6,7 +6,7 @@ import pytest
 import jaxprtool
 from jaxprtool.commands.show.summary import overview
 from jaxprtool.commands.show.table import overview_page
-from jaxprtool.ir.notation.tokens import BinderToken, with_roles
+from jaxprtool.ir.notation import BinderToken, with_roles
 from jaxprtool.render.terminal.listing import ShowOptions, listing
 from jaxprtool.render.terminal.tree import table, tree
 from tests.render.programs import PROGRAMS

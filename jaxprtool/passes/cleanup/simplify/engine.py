@@ -350,7 +350,7 @@ Outcome: TypeAlias = Atom | JaxprEqn | None
 
 @dataclass(frozen=True, eq=False)
 class SimplifyRule:
-    """One rule: an equation that matches `pattern` is replaced by `replacement` (see `pattern.py`).
+    """One rule: an equation that matches `pattern` is replaced by `replacement` (see above).
 
     All conditions in `when` must hold. `params` returns the parameters of the new equation, or None
     if the rule does not apply; without it they are those of the first equation of the pattern with

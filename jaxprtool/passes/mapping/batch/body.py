@@ -48,8 +48,7 @@ from jaxprtool.jaxcompat import (
     Var,
     jaxpr_as_fun,
 )
-from jaxprtool.passes.mapping.batch.axes import Axis, BatchError, BatchTypeError, Dim
-from jaxprtool.passes.mapping.domains import (
+from jaxprtool.passes.mapping import (
     BodyBuilder,
     Domain,
     Rewritten,
@@ -63,6 +62,7 @@ from jaxprtool.passes.mapping.domains import (
     solve,
     write,
 )
+from jaxprtool.passes.mapping.batch.axes import Axis, BatchError, BatchTypeError, Dim
 
 # --- table ----------------------------------------------------------------------------------------
 # The open tables of batching rules, and JAX's own rules for every other primitive.

@@ -32,7 +32,7 @@ from jaxprtool.ir.trees import filled, paths, structure
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
 from jaxprtool.passes.cleanup.cse import cse_body
 from jaxprtool.passes.framework import Pass
-from jaxprtool.passes.mapping.domains import (
+from jaxprtool.passes.mapping import (
     BodyBuilder,
     Domain,
     Rewritten,

@@ -29,7 +29,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.symbols import chosen_sizes, names_of, symbols_of, value_of
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
-from jaxprtool.passes.mapping.domains import RuleContext
+from jaxprtool.passes.mapping import RuleContext
 
 # --- values ---------------------------------------------------------------------------------------
 # Padded values, and the facts known about them.

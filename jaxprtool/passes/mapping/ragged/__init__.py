@@ -27,9 +27,7 @@ from jaxprtool.ir.symbols import MOST, LengthsBound, check_symbols, known_range
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.passes.framework import Pass
-from jaxprtool.passes.mapping.batch.axes import Axis, flat_in_axes
-from jaxprtool.passes.mapping.batch.body import batch_body
-from jaxprtool.passes.mapping.domains import (
+from jaxprtool.passes.mapping import (
     BodyBuilder,
     Domain,
     Role,
@@ -41,6 +39,8 @@ from jaxprtool.passes.mapping.domains import (
     template_of_jaxpr,
     with_arguments,
 )
+from jaxprtool.passes.mapping.batch.axes import Axis, flat_in_axes
+from jaxprtool.passes.mapping.batch.body import batch_body
 from jaxprtool.passes.mapping.mask import MaskDomain
 from jaxprtool.passes.mapping.mask.table import (
     Facts,

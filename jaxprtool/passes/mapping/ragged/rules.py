@@ -19,9 +19,9 @@ from jaxprtool.ir.regions import Scan
 from jaxprtool.ir.rules import rule
 from jaxprtool.jaxcompat import DIM_AS_VALUE, Aval, JaxprEqn, is_symbolic_dimension
 from jaxprtool.passes.cleanup.cse import cse_body
+from jaxprtool.passes.mapping import Rewritten
 from jaxprtool.passes.mapping.batch.axes import Axis
 from jaxprtool.passes.mapping.batch.body import batch_body
-from jaxprtool.passes.mapping.domains import Rewritten
 from jaxprtool.passes.mapping.mask import MaskDomain, has_while
 from jaxprtool.passes.mapping.mask.reductions import largest, least
 from jaxprtool.passes.mapping.mask.table import Facts, guard_derivative, is_float, is_numeric_type

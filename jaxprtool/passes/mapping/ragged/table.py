@@ -37,7 +37,7 @@ from jaxprtool.ir.ragged import row_positions
 from jaxprtool.ir.rules import RuleTable
 from jaxprtool.ir.symbols import names_of, value_of
 from jaxprtool.jaxcompat import Aval, JaxprEqn, is_symbolic_dimension
-from jaxprtool.passes.mapping.domains import RuleContext
+from jaxprtool.passes.mapping import RuleContext
 from jaxprtool.passes.mapping.mask.table import (
     Bounds,
     Facts,

@@ -53,10 +53,10 @@ from .ir.ragged import Ragged as Ragged
 from .loading import example as example
 from .loading import static as static
 from .loading.trace import trace as trace
+from .passes import Pass as Pass
+from .passes import Pipeline as Pipeline
+from .passes import register as register
 from .passes.cleanup.dce import dce_jaxpr as dce_jaxpr
-from .passes.framework import Pass as Pass
-from .passes.framework import Pipeline as Pipeline
-from .passes.framework import register as register
 from .passes.mapping.batch import batch_jaxpr as batch_jaxpr
 from .passes.patterns import Rewrite as Rewrite
 from .passes.patterns import rewrite as rewrite

@@ -127,7 +127,6 @@ def test_the_public_api_imports_only_what_all_extensions_need():
     assert {name for name in run.stdout.split() if name.startswith("jaxprtool.passes.")} == {
         "jaxprtool.passes.cleanup",
         "jaxprtool.passes.cleanup.dce",
-        "jaxprtool.passes.framework",
     }
 
 

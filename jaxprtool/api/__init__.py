@@ -14,7 +14,7 @@ def applied(
     program: Program, passes: str | Callable[[Program], Program | Programs]
 ) -> Program | Programs:
     """Return a program rewritten by a pass, or by a pipeline as text."""
-    from jaxprtool.passes.framework import Pipeline
+    from jaxprtool.passes import Pipeline
 
     transform = Pipeline.parse(passes) if isinstance(passes, str) else passes
     return transform(program)

@@ -37,7 +37,7 @@ from jaxprtool.ir.trees import paths, release, unique
 from jaxprtool.jaxcompat import ClosedJaxpr, Var
 from jaxprtool.jaxcompat.mapping import evaluated
 from jaxprtool.loading.trace import function_name, held, is_filtered, positional_names, released
-from jaxprtool.passes.framework import Observer, Pass, Pipeline, Step
+from jaxprtool.passes import Observer, Pass, Pipeline, Step
 
 if TYPE_CHECKING:
     from jaxprtool.sizes.buckets import Buckets

@@ -444,7 +444,7 @@ def _show_frames(error: UserFunctionError) -> None:
     Consecutive library frames are represented by the innermost one, on one line.
     """
     from jaxprtool.ir.frames import Root, frames_now
-    from jaxprtool.ir.places import BEHIND
+    from jaxprtool.ir.source_text import BEHIND
 
     frames = frames_now([Root(*root) for root in error.roots])
     shown: list[list[str]] = []
@@ -515,7 +515,7 @@ def write_problems(
         failure: Why the command could not look for problems; None if it did.
     """
     from jaxprtool import __version__
-    from jaxprtool.ir.places import UNKNOWN
+    from jaxprtool.ir.source_text import UNKNOWN
     from jaxprtool.render.documents import Problem, github_annotations, repository_root, sarif
 
     root = repository_root(os.getcwd())

@@ -235,7 +235,7 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 def complete_passes(incomplete: str) -> list[str]:
     """Return pipelines with this prefix, with the last pass completed."""
-    from jaxprtool.passes.framework import levels
+    from jaxprtool.passes import levels
 
     if incomplete.count("(") > incomplete.count(")"):
         return []  # inside the options of a pass

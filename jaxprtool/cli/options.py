@@ -21,7 +21,7 @@ from jaxprtool.render.terminal.tables import ALL, ROWS, TALL_ROWS
 
 if TYPE_CHECKING:
     from jaxprtool.ir.program import Program
-    from jaxprtool.passes.framework import Step
+    from jaxprtool.passes import Step
 
 # --- options --------------------------------------------------------------------------------------
 # The options that several commands share, each declared once.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.passes.framework import Observer, Pipeline, Step
+from jaxprtool.passes import Observer, Pipeline, Step
 
 if TYPE_CHECKING:
     from jaxprtool.cli.options import Reproducer

@@ -64,7 +64,7 @@ def shapecheck_command(
         target, arguments, Tracing(factory=factory, x64=x64), on_progress=on_progress
     )
     function.start()
-    from jaxprtool.passes.framework import Pipeline
+    from jaxprtool.passes import Pipeline
     from jaxprtool.sizes.shapecheck import check_claim
 
     program = function.trace(Pipeline()).program

@@ -129,7 +129,7 @@ def vmap_command(
     function.start()
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.opt import steps as watched_steps
-    from jaxprtool.passes.framework import Pipeline, Step
+    from jaxprtool.passes import Pipeline, Step
     from jaxprtool.passes.mapping.batch import Batch
 
     batch = Batch(in_axes, out_axes, axis_size, axis_name, spmd_axis_name or None, chunk, sum_match)

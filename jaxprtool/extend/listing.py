@@ -25,9 +25,9 @@ from jaxprtool.ir.notation import (
     with_roles,
 )
 from jaxprtool.ir.notation.layout import Selection
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.rules import summary
 from jaxprtool.ir.scopes import ScopeReader
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.listing import ShowOptions

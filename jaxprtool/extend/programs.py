@@ -31,7 +31,7 @@ from jaxprtool.loading import Static
 from jaxprtool.loading.argspec import read_args, read_results, read_strings, require_sequence
 from jaxprtool.loading.load import ParameterTypes, TypedValue
 from jaxprtool.loading.trace import bind_arguments, function_name, trace_call
-from jaxprtool.passes.framework import Observer, Step
+from jaxprtool.passes import Observer, Step
 
 __all__ = [
     "CLOSED_OVER",

@@ -33,7 +33,6 @@ from jaxprtool.ir.equations import bodies, size_of, type_of
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.signatures import Notation, UserNames
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import (
     NamedValue,
@@ -44,6 +43,7 @@ from jaxprtool.ir.program import (
 )
 from jaxprtool.ir.regions import Regions, ShardMap, holds_jaxpr, regions
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, Jaxpr, JaxprEqn, Literal, Var, name_stack
 from jaxprtool.primitives import sow_p
 

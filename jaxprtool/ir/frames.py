@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir import source_text
-from jaxprtool.ir.places import BEHIND, UNKNOWN, Place
+from jaxprtool.ir.source_text import BEHIND, UNKNOWN, Place
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.jaxcompat.source_locations import (
     FrameReader,

@@ -22,8 +22,8 @@ from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.notation.layout import Selection
-from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import Program, top_jaxpr
+from jaxprtool.ir.source_text import Place
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

@@ -32,7 +32,7 @@ from jaxprtool.jaxcompat import (
     Literal,
     Var,
 )
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 
 # --- mixed precision ------------------------------------------------------------------------------
 # The pass `mixed_precision`.

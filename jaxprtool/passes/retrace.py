@@ -2,6 +2,10 @@
 
 The function evaluates the program equation by equation, so JAX's transformations see the same
 operations, from the same source locations, as if they ran the user's own function.
+
+The passes in `transforms` are JAX's own transformations, with the options of JAX's functions. No
+user code runs again, except the rules of custom derivatives, which are Python functions in a
+program that was traced in this process.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.ir.trees import paths, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Params
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 
 if TYPE_CHECKING:
     from jaxprtool.ir.kernel_calls import KernelCall

@@ -23,7 +23,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 from jax.tree_util import PyTreeDef
 
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import TracedOptions
 from jaxprtool.jaxcompat.compile_hooks import trace_settings
 from jaxprtool.jaxcompat.mapping import mapped_call

@@ -17,8 +17,8 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.frames import Frames, Root
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import Aval, open_jaxpr, replace_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.recording import folder

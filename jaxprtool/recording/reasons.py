@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, takewhile
 
 from jaxprtool.ir.documents import listed
-from jaxprtool.ir.places import UNKNOWN
+from jaxprtool.ir.source_text import UNKNOWN
 from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.recording.describe import STEP, CacheKey, root
 from jaxprtool.recording.recorded_run import Argument, Function, Reason, ReasonKind

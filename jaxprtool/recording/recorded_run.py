@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from jaxprtool.ir.documents import Printed, as_json, document
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 
 #: The kinds of differences between a compilation and an earlier one of the same function.
 ReasonKind = Literal[

@@ -32,9 +32,9 @@ from jaxprtool.ir.custom_rules import with_closed_over
 from jaxprtool.ir.documents import METHODS, as_json
 from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.meshes import is_over_devices
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, with_lifted
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.trees import structure, unique
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.compile_hooks import (

@@ -47,13 +47,13 @@ from jaxprtool.ir.dtypes import array_dtypes
 from jaxprtool.ir.equations import holders
 from jaxprtool.ir.expansions import LIVE, without_live_objects
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.rewrite import RewriteRule, Writer, map_equations, rewrite
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.ir.traits import primitives_with
 from jaxprtool.jaxcompat import Atom, DType, Jaxpr, JaxprEqn
 from jaxprtool.loading.trace import function_name, trace
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.recording.recorded_run import Compilation
 from jaxprtool.render.terminal.tables import ALL, ROWS
 from jaxprtool.testing.places import TestPlace, current_test

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxprtool
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 
 ALLOWED = 1.0
 

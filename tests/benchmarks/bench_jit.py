@@ -27,9 +27,9 @@ import jax.numpy as jnp
 from rich.console import Console
 from rich.table import Table
 
+from jaxprtool import passes as framework
 from jaxprtool import trace
 from jaxprtool.api.jit import jit
-from jaxprtool.passes import framework
 from tests.benchmarks.models import small_jits
 from tests.programs.same import count_equations
 

@@ -32,8 +32,8 @@ from rich.console import Console
 from rich.table import Table
 
 import jaxprtool
+from jaxprtool import passes as framework
 from jaxprtool.ir.backends import clear_caches
-from jaxprtool.passes import framework
 from tests.benchmarks.bench_outline import written_equations
 from tests.benchmarks.models import transformer_loss, transformer_shapes
 from tests.programs.same import count_equations

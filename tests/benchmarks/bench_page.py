@@ -30,7 +30,7 @@ from jaxprtool.analysis.stats import count_equations, stats
 from jaxprtool.commands.cost.estimate import cost, work_by_equation
 from jaxprtool.commands.record.page import Details, run_page, with_listing
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.framework import Observer, Pipeline, Step
+from jaxprtool.passes import Observer, Pipeline, Step
 from jaxprtool.render.page import PageState, program_page
 from jaxprtool.render.terminal.listing import ShowOptions
 from tests.benchmarks.models import transformer_loss, transformer_shapes

@@ -27,7 +27,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import Program, jaxcompat, trace
-from jaxprtool.passes.framework import Observer, Pipeline, Step
+from jaxprtool.passes import Observer, Pipeline, Step
 from tests.benchmarks.gradient_models import losses
 from tests.benchmarks.models import synthetic
 from tests.programs.same import count_equations

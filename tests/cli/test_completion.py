@@ -4,7 +4,7 @@ import pytest
 
 from jaxprtool.cli.completion import complete_backend, complete_passes, complete_target
 from jaxprtool.cli.main import main
-from jaxprtool.passes.framework import levels
+from jaxprtool.passes import levels
 
 
 @pytest.fixture

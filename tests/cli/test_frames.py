@@ -11,7 +11,7 @@ import pytest
 import jaxprtool
 from jaxprtool import load
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from tests.share import on_one_release
 
 LIBRARY = """\

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 import jaxprtool
-from jaxprtool.passes import framework
+from jaxprtool import passes as framework
 from tests.documentation.blocks import ROOT
 
 #: The folder without symbolic links, of each folder that has modules.

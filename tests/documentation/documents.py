@@ -22,7 +22,7 @@ from jaxprtool.cli.app import ErrorDocument
 from jaxprtool.commands.explain import command as explain
 from jaxprtool.commands.explain.command import documentation
 from jaxprtool.ir import documents
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from jaxprtool.registry import commands, imported
 from jaxprtool.render.documents import SCHEMA
 

@@ -211,7 +211,7 @@ PASS = {
         from jaxprtool.ir.program import Program
         from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
         from jaxprtool.jaxcompat import Atom, JaxprEqn, close_jaxpr
-        from jaxprtool.passes.framework import Pass
+        from jaxprtool.passes import Pass
 
 
         @dataclass(frozen=True)

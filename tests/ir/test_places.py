@@ -3,7 +3,7 @@
 import pickle
 
 from jaxprtool.ir.documents import as_json
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 
 LIBRARY = Place("/site-packages/lib/dense.py", 10, "Dense.product", "lib/dense.py")
 PLACE = Place("/home/me/model.py", 8, "net", "model.py").calling(LIBRARY)

@@ -17,7 +17,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from tests.programs.enumerated.bodies import Bodies
 from tests.programs.enumerated.evaluation import Values
 from tests.programs.enumerated.families import FAMILIES

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 
-from jaxprtool.passes import framework
+from jaxprtool import passes as framework
 from tests.programs import Case, harness_programs, sample_programs
 from tests.programs.corpus import prove_corpus, wasteful_corpus
 from tests.programs.random_programs import wasteful_programs

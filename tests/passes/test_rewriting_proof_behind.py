@@ -16,7 +16,7 @@ import pytest
 
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 from jaxprtool.primitives import VARIABLE
 from tests.programs import Case, harness_programs

@@ -30,7 +30,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import JaxprToolError, UnsupportedError
 from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.mapping.batch import Batch
 from jaxprtool.passes.mapping.batch.axes import Axis
 from jaxprtool.passes.mapping.batch.body import batch_body

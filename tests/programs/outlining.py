@@ -17,8 +17,8 @@ from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.jaxcompat import JaxprEqn
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework import Pipeline
 from jaxprtool.passes.loops.roll import Roll
 from tests.programs.case import Case
 from tests.programs.ordering import difference_but_for_order

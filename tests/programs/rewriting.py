@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS, has_refs, reverse
 from tests.programs.interpreter import evaluate

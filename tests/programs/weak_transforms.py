@@ -23,7 +23,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, UnsupportedError
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import trace
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.mapping.batch import Batch, Tile
 from jaxprtool.passes.mapping.mask import Mask
 from jaxprtool.passes.mapping.ragged import RaggedBatch

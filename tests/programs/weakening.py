@@ -18,7 +18,7 @@ from jax import lax
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from tests.programs.case import Case
 from tests.programs.gradients import NO_DERIVATIVE, NO_DERIVATIVE_OF_REFS
 

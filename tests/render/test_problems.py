@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.render.documents import Problem, github_annotations, repository_root, sarif
 
 

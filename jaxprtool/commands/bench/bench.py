@@ -56,7 +56,7 @@ from jaxprtool.ir.dtypes import as_array
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.process import OtherPrograms, without_collector
 from jaxprtool.ir.program import Program
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 
 
 def bench(

@@ -13,8 +13,14 @@ from rich.text import Text
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
-from jaxprtool.cli.running import file_to_save, printed_by_functions, require_device
-from jaxprtool.cli.session import FunctionOptions, command, pipeline
+from jaxprtool.cli.session import (
+    FunctionOptions,
+    command,
+    file_to_save,
+    pipeline,
+    printed_by_functions,
+    require_device,
+)
 from jaxprtool.errors import CheckError, OutputError
 from jaxprtool.ir.documents import duration, in_bytes, plural
 from jaxprtool.ir.notation import BinderToken
@@ -25,7 +31,7 @@ from jaxprtool.render.views import Column, Table, number_column
 if TYPE_CHECKING:
     from jaxprtool.api.targets import TracedTarget
     from jaxprtool.commands.bench.bench import BaselineRatios, Bench, BenchedVariant, Ratio
-    from jaxprtool.passes.framework import Pipeline
+    from jaxprtool.passes import Pipeline
 
 # --- table ----------------------------------------------------------------------------------------
 # Times of variants as text.

@@ -21,8 +21,8 @@ from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation import Comment, Heading, PrimitiveName
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.source_locations import FrameReader
 from jaxprtool.render.documents import Change, CheckedTarget, Problem

@@ -28,7 +28,7 @@ from jaxprtool.cli.session import FunctionOptions, Session, reader
 from jaxprtool.commands.check.checks import Expectations
 from jaxprtool.commands.lint.command import codes_in, lint_codes
 from jaxprtool.errors import ConfigurationError, JaxprToolError, did_you_mean
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from jaxprtool.testing.assertions import QUANTITIES, Quantity, amount_of, require_bannable
 from jaxprtool.testing.places import FOLDER, snapshot_file
 

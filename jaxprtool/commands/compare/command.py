@@ -8,8 +8,7 @@ import typer
 
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import RUN, Panel, names
-from jaxprtool.cli.running import printed_by_functions
-from jaxprtool.cli.session import FunctionOptions, command, pipeline
+from jaxprtool.cli.session import FunctionOptions, command, pipeline, printed_by_functions
 
 _VARIANTS = Panel("Variants")
 _TOLERANCE = Panel("Tolerances")

@@ -52,8 +52,8 @@ from jaxprtool.execute.running.rounding import Rounding, WideProgram
 from jaxprtool.ir.backends import start_backends
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.program import Program
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework import Pipeline
 
 
 def compare(

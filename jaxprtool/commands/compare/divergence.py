@@ -43,10 +43,10 @@ from jaxprtool.ir.equivalence import is_cast, same_operation
 from jaxprtool.ir.evaluation import LoopOperands, branch_of, row_of, slice_number
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.keys import literal_key
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Cond, Regions, Scan, ShardMap, While, holds_jaxpr, regions, view
 from jaxprtool.ir.scopes import ScopePaths
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import AbstractRef, Atom, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
 # --- divergence -----------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ from jaxprtool.ir.program import Program, Programs, require_program
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.jaxcompat import JaxprEqn
-from jaxprtool.passes.framework import Observer, Pass, Pipeline, Step
+from jaxprtool.passes import Observer, Pass, Pipeline, Step
 
 # --- variants -------------------------------------------------------------------------------------
 # Variants of programs: pipelines, precisions, backends, and op by op.

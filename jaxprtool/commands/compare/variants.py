@@ -34,8 +34,8 @@ from jaxprtool.ir.dtypes import as_array, is_extended, x64_enabled
 from jaxprtool.ir.equations import bodies, free_variables, is_inexact, type_of, variables
 from jaxprtool.ir.evaluation import evaluate
 from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.places import Place, place_in
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.source_text import Place, place_in
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import (
     AbstractRef,

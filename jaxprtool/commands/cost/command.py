@@ -215,7 +215,7 @@ def _profile(program: Program) -> bytes:
 
 def _seconds(inputs: RunInputs, on_progress: OnProgress) -> float:
     """Return the run time of a program on the device of `run`."""
-    from jaxprtool.cli.running import ready
+    from jaxprtool.cli.session import ready
     from jaxprtool.execute.running import run
 
     prepared = ready(inputs, seed=0)

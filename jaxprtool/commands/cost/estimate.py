@@ -33,10 +33,10 @@ from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import all_jaxprs, outer_first
 from jaxprtool.ir.frames import Frames, Line, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, top_jaxpr
 from jaxprtool.ir.scopes import ScopePaths, is_backward
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.symbols import symbols_of, value_of
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn

@@ -38,8 +38,8 @@ from jaxprtool.ir.hlo.module import (
 )
 from jaxprtool.ir.hlo.origins import OperationOrigin, OperationOrigins
 from jaxprtool.ir.hlo.partitions import KINDS, device_groups, result_shape
-from jaxprtool.ir.places import Place
 from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.source_text import Place
 
 #: The criteria by which the cost of a module is grouped.
 ModuleBy = Literal["line", "scope", "primitive", "dtype", "kernel"]

@@ -17,7 +17,7 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import document, duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.meshes import partitioner_notes
 from jaxprtool.ir.notation import BinderToken, Comment
-from jaxprtool.ir.places import BEHIND
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.ir.trees import alike
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables

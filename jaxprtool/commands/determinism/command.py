@@ -14,8 +14,7 @@ import typer
 from jaxprtool.cli import launch, options, output
 from jaxprtool.cli.main import main
 from jaxprtool.cli.options import Panel, parsed_numbers
-from jaxprtool.cli.running import printed_by_functions, ready
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.session import Session, command, printed_by_functions, ready
 
 _AGAIN = Panel("Runs")
 

@@ -12,7 +12,6 @@ import typer
 from jaxprtool.cli import completion, options, output
 from jaxprtool.cli.options import FUNCTION, OUTPUT, PASSES, Panel
 from jaxprtool.cli.output import OnProgress
-from jaxprtool.cli.running import require_device
 from jaxprtool.cli.session import (
     FunctionOptions,
     SourceLines,
@@ -20,6 +19,7 @@ from jaxprtool.cli.session import (
     command,
     only_program,
     pipeline,
+    require_device,
 )
 from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
 from jaxprtool.errors import OutputError, TargetError

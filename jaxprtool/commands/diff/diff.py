@@ -34,7 +34,6 @@ from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import bodies, weak_marks
 from jaxprtool.ir.equivalence import is_cast
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import (
     Program,
     ProgramSignature,
@@ -42,6 +41,7 @@ from jaxprtool.ir.program import (
     program_signature,
     top_jaxpr,
 )
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat import Literal as LiteralAtom
 

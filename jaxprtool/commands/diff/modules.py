@@ -25,7 +25,7 @@ from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.hlo.module import HloModule, Instruction
 from jaxprtool.ir.hlo.partitions import KINDS
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 
 #: The fields of an instruction that differ between equal ones: names, numbers and metadata.
 _NAMES = frozenset((1, 7, 26, 35, 36, 37, 38))

@@ -25,7 +25,7 @@ from jaxprtool.ir.notation import (
     SourceLineToken,
 )
 from jaxprtool.ir.notation.layout import Selection, omitted_equations
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from jaxprtool.ir.trees import Alike, alike
 from jaxprtool.jaxcompat import JaxprEqn
 from jaxprtool.render import views

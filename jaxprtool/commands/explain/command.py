@@ -84,7 +84,7 @@ def explain_command(
     if schema is not None:
         output.write_text(schema_text(schema))
         return
-    from jaxprtool.passes.framework import levels
+    from jaxprtool.passes import levels
 
     load_plugins(plugin)
     described = {} if plugin else descriptions()
@@ -158,13 +158,12 @@ def _lint_rule(code: str) -> LintRuleDocument:
 
 
 def _level(name: str) -> PipelineDocument:
-    from jaxprtool.passes import framework
-    from jaxprtool.passes.framework import Pipeline, levels, pass_summary
+    from jaxprtool.passes import Pipeline, find_pass, levels, pass_summary
 
     level = levels[name]
     parts = (("repeated", level.repeated), ("once, at the end", level.last))
     steps = [
-        PipelineStep(str(step), when, pass_summary(framework.find_pass(step.transform.name)))
+        PipelineStep(str(step), when, pass_summary(find_pass(step.transform.name)))
         for when, text in parts
         for step in Pipeline.parse(text).steps
     ]
@@ -172,9 +171,9 @@ def _level(name: str) -> PipelineDocument:
 
 
 def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
-    from jaxprtool.passes import framework
+    from jaxprtool.passes import available
 
-    if name in framework.available():
+    if name in available():
         return _pass(name)
     start_jax(on_progress)
     from jaxprtool import jaxcompat
@@ -186,7 +185,7 @@ def _pass_or_primitive(name: str, on_progress: OnProgress) -> _Explanation:
     try:
         return _pass(name)  # one installed since, or raises the error
     except PipelineError as error:
-        names = [*framework.available(), *primitives]
+        names = [*available(), *primitives]
         raise PipelineError(error.message, did_you_mean(name, names) or error.hint) from None
 
 
@@ -212,15 +211,15 @@ def _primitive(name: str) -> PrimitiveDocument:
 
 
 def _pass(name: str) -> PassDocument:
-    from jaxprtool.passes import framework
+    from jaxprtool.passes import available, find_pass, pass_options
 
-    cls = framework.find_pass(name)
+    cls = find_pass(name)
     said = documentation(cls)
     return PassDocument(
         name,
         said.text,
         cls.group,
-        framework.available()[name].origin,
+        available()[name].origin,
         _pipelines(name),
         [
             Option(
@@ -229,7 +228,7 @@ def _pass(name: str) -> PassDocument:
                 option.default_text,
                 said.parameters.get(option.name, ""),
             )
-            for option in framework.pass_options(cls)
+            for option in pass_options(cls)
         ],
         said.raises,
         [Section(*section) for section in said.sections.items()],
@@ -268,22 +267,22 @@ def descriptions() -> dict[str, PassDocument | PipelineDocument]:
 
 def described_afresh() -> list[PassDocument | PipelineDocument]:
     """Return what `descriptions` must return, from the classes of the passes."""
-    from jaxprtool.passes import framework
+    from jaxprtool.passes import available, levels
 
-    own = [_pass(name) for name in framework.available() if _is_own(name)]
-    return [*own, *map(_level, framework.levels)]
+    own = [_pass(name) for name in available() if _is_own(name)]
+    return [*own, *map(_level, levels)]
 
 
 def _is_own(name: str) -> bool:
-    from jaxprtool.passes import framework
+    from jaxprtool.passes import available
 
-    source = framework.available().get(name)
+    source = available().get(name)
     return source is not None and source.origin == "jaxprtool"
 
 
 def _pipelines(name: str) -> list[str]:
     """Return the named pipelines that contain a pass."""
-    from jaxprtool.passes.framework import Pipeline, levels
+    from jaxprtool.passes import Pipeline, levels
 
     return [
         f"-{level}"
@@ -309,12 +308,11 @@ def write_passes(
         described: The documents of some passes; the classes of the others are imported.
         json: Write a document.
     """
-    from jaxprtool.passes import framework
-    from jaxprtool.passes.framework import levels, pass_summary
+    from jaxprtool.passes import available, levels, pass_summary
 
     pipelines = {f"-{name}": str(level) for name, level in levels.items()}
     summaries = []
-    for source in framework.available().values():
+    for source in available().values():
         known = described.get(source.name)
         if isinstance(known, PassDocument) and source.origin == "jaxprtool":
             first = known.text.partition("\n")[0]

@@ -49,9 +49,9 @@ from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.dtypes import itemsize
 from jaxprtool.ir.equations import all_jaxprs, variables
 from jaxprtool.ir.kernel_calls import KernelBlock, KernelCall, index_texts, kernel_call
-from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, run_jaxprs
+from jaxprtool.ir.source_text import Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var
 

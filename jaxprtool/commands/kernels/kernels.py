@@ -34,9 +34,9 @@ from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.kernel_calls import KernelCall, block_text, kernel_call
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import regions, run_jaxprs
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 
 

@@ -26,9 +26,9 @@ from jaxprtool.commands.lint import rules as own_rules
 from jaxprtool.commands.lint.graph import LintedProgram, Node, SourceReader
 from jaxprtool.errors import ArgumentsError, PluginError, described, did_you_mean
 from jaxprtool.ir.documents import Printed, document, in_bytes, plural, shell_word, with_prefix
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import plural, some
 from jaxprtool.ir.notation import Comment, PrimitiveName, SourceLineToken
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.render.documents import Level, Problem
 from jaxprtool.render.terminal.lines import Listing, joined_lines, printable, wrapped_cell
 from jaxprtool.render.terminal.tables import ROWS, more, split_rows

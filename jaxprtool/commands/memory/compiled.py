@@ -40,8 +40,8 @@ from jaxprtool.ir.hlo.buffers import (
 from jaxprtool.ir.hlo.copies import InsertedCopy, inserted_copies
 from jaxprtool.ir.hlo.module import HloModule, compiled_module
 from jaxprtool.ir.hlo.origins import BufferOrigins
-from jaxprtool.ir.places import UNKNOWN, Place, place_in
 from jaxprtool.ir.program import Program, require_program
+from jaxprtool.ir.source_text import UNKNOWN, Place, place_in
 from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

@@ -36,11 +36,11 @@ from jaxprtool.ir.expansions import expanded
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.keys import constant_key
 from jaxprtool.ir.meshes import left_to_partitioner
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import NamedValue, Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import Regions, regions, sub_jaxprs
 from jaxprtool.ir.rewrite import as_constants
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.symbols import symbols_of
 from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, Jaxpr, JaxprEqn

@@ -15,8 +15,8 @@ from jaxprtool.ir.documents import document, in_bytes, plural, times
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.meshes import partitioner_notes
 from jaxprtool.ir.notation import BinderToken, Comment, PrimitiveName, Type
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.scopes import function_levels
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, share_text

@@ -11,11 +11,10 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from jaxprtool.cli import options, output
-from jaxprtool.cli.running import printed_by_functions, ready, require_device
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.session import Session, command, printed_by_functions, ready, require_device
 from jaxprtool.ir.documents import document, plural, some
 from jaxprtool.ir.notation import BinderToken, Comment, PrimitiveName, Type
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, facts_table, line_text
 from jaxprtool.render.views import Cell, Column, Row, Table, number_column

@@ -23,7 +23,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.nans.values import (
+from jaxprtool.commands.nans.compiled import (
     FINITE,
     INF,
     NAN,
@@ -55,11 +55,11 @@ from jaxprtool.ir.equations import Contains, all_jaxprs, has_external_effect, na
 from jaxprtool.ir.evaluation import FiniteCheck, Interpreter, bind, checks_disabled
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import mesh_in_types
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, While, sub_jaxprs, view
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.scopes import ScopePaths, is_backward
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, Jaxpr, JaxprEqn
 

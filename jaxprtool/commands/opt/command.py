@@ -20,7 +20,7 @@ from jaxprtool.formats.emission import STDOUT, Emission, Format
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
     from jaxprtool.commands.compare.requested import Verified, Verifier
-    from jaxprtool.passes.framework import Pipeline
+    from jaxprtool.passes import Pipeline
     from jaxprtool.passes.patterns import NamedRewrites
     from jaxprtool.render.documents import programs as documents
     from jaxprtool.render.documents.programs import PassRun

@@ -11,7 +11,7 @@ from jaxprtool.analysis.stats import count_equations
 from jaxprtool.cli import output
 from jaxprtool.cli.pipeline_steps import named_programs
 from jaxprtool.ir.program import Program, Programs
-from jaxprtool.passes.framework import Observer, Pass, Step
+from jaxprtool.passes import Observer, Pass, Step
 from jaxprtool.render.documents.programs import PassRun
 
 if TYPE_CHECKING:

@@ -11,8 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
 from jaxprtool.cli.output import OnProgress, silent
-from jaxprtool.cli.running import Ready, printed_by_functions, ready, require_device
-from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.session import (
+    Ready,
+    Session,
+    command,
+    only_program,
+    printed_by_functions,
+    ready,
+    require_device,
+)
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:
@@ -260,7 +267,7 @@ def _outlined(outlining: Outline, program: Program) -> tuple[Program, float]:
     """Return the outlined program, and the seconds that outlining took."""
     from jaxprtool.cli import pipeline_steps
     from jaxprtool.commands.opt import steps
-    from jaxprtool.passes.framework import Pipeline, Step
+    from jaxprtool.passes import Pipeline, Step
 
     watcher = steps.Watcher()
     pipeline = Pipeline((Step(outlining),))

@@ -40,15 +40,15 @@ from jaxprtool.ir.equivalence import Unkeyable, parameters_key
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.module import HloModule, compiled_module
 from jaxprtool.ir.keys import atom_key
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, top_jaxpr
 from jaxprtool.ir.regions import Scan, copies_of_body
 from jaxprtool.ir.repetition import SourceRange
 from jaxprtool.ir.rewrite import map_equations
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal
 from jaxprtool.jaxcompat.source_locations import UserFrame
-from jaxprtool.passes.framework import Pipeline, Step
+from jaxprtool.passes import Pipeline, Step
 from jaxprtool.passes.loops.outline import Outline
 from jaxprtool.passes.loops.roll import Roll
 

@@ -12,8 +12,7 @@ from rich.text import Text
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import RUN, Panel
-from jaxprtool.cli.running import printed_by_functions, require_device
-from jaxprtool.cli.session import Session, command
+from jaxprtool.cli.session import Session, command, printed_by_functions, require_device
 from jaxprtool.ir.documents import in_bytes, plural
 from jaxprtool.ir.notation import BinderToken
 from jaxprtool.render.terminal import tables

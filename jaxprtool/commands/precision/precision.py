@@ -40,8 +40,8 @@ from jaxprtool.errors import ArgumentsError, JaxprToolError
 from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.passes.precision import By, EquationPath, MixedPrecision, Narrowing, places_of
 
 #: The number of fresh random inputs that the result is compared on.

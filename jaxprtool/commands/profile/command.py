@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.running import printed_by_functions, ready, require_device
-from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.session import (
+    Session,
+    command,
+    only_program,
+    printed_by_functions,
+    ready,
+    require_device,
+)
 from jaxprtool.errors import OutputError, TargetError, UnsupportedError
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs
-    from jaxprtool.cli.running import Ready
+    from jaxprtool.cli.session import Ready
     from jaxprtool.commands.profile.lines import Profile
     from jaxprtool.ir.program import Program
 

@@ -24,8 +24,8 @@ from jaxprtool.ir.hlo.copies import InsertedCopy, inserted_copies
 from jaxprtool.ir.hlo.module import HloModule
 from jaxprtool.ir.hlo.origins import CONTAINERS, OperationOrigin, OperationOrigins
 from jaxprtool.ir.hlo.partitions import collectives, moved_values
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.process import without_collector
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The criteria by which measured time is grouped.

@@ -13,7 +13,7 @@ from jaxprtool.commands.memory.table import COPIED, copy_cells, is_of_array
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.notation import BinderToken, Comment
-from jaxprtool.ir.places import BEHIND
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import ALL, Rendering, drawn, split_rows

@@ -32,8 +32,8 @@ from jaxprtool.commands.record.table import (
 )
 from jaxprtool.ir.documents import duration, in_bytes, listed
 from jaxprtool.ir.frames import Root
-from jaxprtool.ir.places import UNKNOWN
 from jaxprtool.ir.program import Program, program_signature
+from jaxprtool.ir.source_text import UNKNOWN
 from jaxprtool.ir.trees import unique
 from jaxprtool.render.page import (
     PageSources,

@@ -49,7 +49,7 @@ from jaxprtool.ir.evaluation import Interpreter, bind
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.regions import Cond, Scan, While, view
 from jaxprtool.jaxcompat import ClosedJaxpr, JaxprEqn
-from jaxprtool.passes.framework import Pipeline, load_plugin
+from jaxprtool.passes import Pipeline, load_plugin
 from jaxprtool.passes.reduction import with_body
 
 #: The text of a program, and the values of its arguments.

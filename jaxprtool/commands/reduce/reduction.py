@@ -48,7 +48,7 @@ from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
 from jaxprtool.ir.evaluation import Interpreter
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.jaxcompat import Var, open_jaxpr, replace_jaxpr
-from jaxprtool.passes.framework import load_plugin
+from jaxprtool.passes import load_plugin
 from jaxprtool.passes.reduction import (
     Candidate,
     ReductionStep,

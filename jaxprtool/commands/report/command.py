@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Compiled, Panel
-from jaxprtool.cli.running import require_device
-from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.session import Session, command, only_program, require_device
 from jaxprtool.commands.lint.command import configured_codes, require_whole
 from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
 from jaxprtool.commands.shardings.command import compiled_partition

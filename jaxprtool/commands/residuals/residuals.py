@@ -25,9 +25,9 @@ from jaxprtool.ir.dataflow import DataFlow, DefiningEquation, DefiningEquations,
 from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import equations, is_inexact, reachable, size_of, type_of
 from jaxprtool.ir.frames import Frames, SourceNames, frames_now, range_of
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Regions, regions
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import filled
 from jaxprtool.jaxcompat import Atom, Aval, DropVar, Jaxpr, JaxprEqn, Literal, Var

@@ -12,9 +12,8 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.nans.compiled import MaskedValue, OriginCounter
+from jaxprtool.commands.nans.compiled import MaskedValue, OriginCounter, has_state
 from jaxprtool.commands.nans.nans import BadValue, find_nan
-from jaxprtool.commands.nans.values import has_state
 from jaxprtool.commands.watch.values import FORMATS, Numbers
 from jaxprtool.commands.watch.watch import WatchedRow, watch
 from jaxprtool.errors import ArgumentsError, did_you_mean
@@ -22,9 +21,9 @@ from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.ir.dataflow import BodySlice, Start, forward_slice
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.equations import has_external_effect
-from jaxprtool.ir.places import Place, place_in
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions
+from jaxprtool.ir.source_text import Place, place_in
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn, Literal, Var
 
 # --- checked --------------------------------------------------------------------------------------

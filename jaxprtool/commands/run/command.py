@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import completion, launch, options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Reproducer, ReproducerOption
-from jaxprtool.cli.running import (
+from jaxprtool.cli.session import (
+    Session,
+    command,
+    only_program,
     printed_by_functions,
     ready,
     require_device,
     results_file,
     save_results,
 )
-from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.commands.memory.command import buffers_shown
 from jaxprtool.errors import CheckError
 

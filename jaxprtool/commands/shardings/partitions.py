@@ -49,7 +49,7 @@ from jaxprtool.ir.hlo.partitions import (
     device_tiles,
     spec_text,
 )
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: The share of the memory on a device above which a value is large.

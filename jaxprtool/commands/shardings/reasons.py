@@ -30,7 +30,7 @@ from jaxprtool.ir.hlo.partitions import (
     reading,
     spec_text,
 )
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Collectives that exchange parts of the same size. They neither gather nor reduce.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from jaxprtool.ir.documents import duration, in_bytes, plural, times, with_prefix
 from jaxprtool.ir.notation import BinderToken, Comment, ParameterToken, PrimitiveName, Type
-from jaxprtool.ir.places import BEHIND
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.ir.trees import common_path, without_numbers
 from jaxprtool.render import views
 from jaxprtool.render.terminal import tables

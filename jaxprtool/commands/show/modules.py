@@ -27,7 +27,7 @@ from jaxprtool.ir.notation import (
     PrimitiveName,
     Type,
 )
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.render.terminal.lines import Listing, joined_lines, printable
 from jaxprtool.render.terminal.tables import more, split_rows
 

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Compiled, ModeledDevice, Panel
-from jaxprtool.cli.running import require_device
-from jaxprtool.cli.session import Session, command, only_program
+from jaxprtool.cli.session import Session, command, only_program, require_device
 from jaxprtool.commands.cost.command import require_numbers
 from jaxprtool.commands.profile.command import Measure, measured_profile, require_measure
 from jaxprtool.commands.shardings.command import compiled_partition

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.running import (
+from jaxprtool.cli.session import (
+    FunctionOptions,
+    command,
     file_to_save,
     note_random,
+    pipeline,
     printed_by_functions,
     require_device,
     save_arrays,
 )
-from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.commands.show.command import write_pages_or_listings
 from jaxprtool.errors import ArgumentsError, OutputError
 from jaxprtool.formats.emission import STDOUT, Emission, Format

@@ -8,8 +8,8 @@ from jaxprtool.commands.run.table import RunDocument
 from jaxprtool.ir.documents import Number, document
 from jaxprtool.ir.equations import size_of, type_of
 from jaxprtool.ir.frames import short_paths
-from jaxprtool.ir.places import BEHIND, Place
 from jaxprtool.ir.program import NamedValue
+from jaxprtool.ir.source_text import BEHIND, Place
 from jaxprtool.render.documents.programs import Program
 from jaxprtool.render.reports import values_table
 from jaxprtool.render.terminal.listing import ShowOptions, SourceComments

@@ -15,16 +15,17 @@ from rich.text import Text
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, RUN, Panel
-from jaxprtool.cli.running import (
+from jaxprtool.cli.session import (
+    Session,
+    command,
     file_to_save,
     printed_by_functions,
     ready,
     require_device,
     save_arrays,
 )
-from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
-from jaxprtool.ir.places import BEHIND
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.tables import Rendering, more, split_rows
 

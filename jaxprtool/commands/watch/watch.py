@@ -66,11 +66,11 @@ from jaxprtool.ir.evaluation import LoopOperands, slice_number
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation.layout import Selection
 from jaxprtool.ir.notation.signatures import UserNames
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Call, Cond, CustomJVP, Scan, ShardMap, View, While, view
 from jaxprtool.ir.rewrite import narrow
 from jaxprtool.ir.scopes import Part, ScopeCall, ScopeReader, is_backward
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity

@@ -10,8 +10,14 @@ import typer
 
 from jaxprtool.cli import options, output
 from jaxprtool.cli.options import OUTPUT, Panel
-from jaxprtool.cli.running import printed_by_functions, ready
-from jaxprtool.cli.session import FunctionOptions, Session, command, only_program
+from jaxprtool.cli.session import (
+    FunctionOptions,
+    Session,
+    command,
+    only_program,
+    printed_by_functions,
+    ready,
+)
 from jaxprtool.errors import OutputError
 
 if TYPE_CHECKING:

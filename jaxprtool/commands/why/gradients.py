@@ -25,10 +25,10 @@ from jaxprtool.ir.dataflow import Start, backward_slice, forward_slice
 from jaxprtool.ir.documents import AnyFloat, Printed, document, listed
 from jaxprtool.ir.equations import all_jaxprs, is_inexact, type_of
 from jaxprtool.ir.frames import Frames, SourceNames, frames_now
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, program_signature
 from jaxprtool.ir.regions import Scan, regions, sub_jaxprs
 from jaxprtool.ir.scopes import is_differentiated
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, DropVar, Jaxpr, JaxprEqn, Var
 from jaxprtool.jaxcompat import Literal as LiteralValue

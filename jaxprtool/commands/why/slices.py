@@ -31,9 +31,9 @@ from jaxprtool.ir.dataflow import (
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.equations import bodies, has_ref_type, type_of
 from jaxprtool.ir.frames import Line, frames_now
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature
 from jaxprtool.ir.regions import regions
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import UserFrame
 

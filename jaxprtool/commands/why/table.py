@@ -16,8 +16,8 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import listed, plural
 from jaxprtool.ir.frames import short_paths
 from jaxprtool.ir.notation import Comment, Heading, PrimitiveName, SourceLineToken, Type
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import covering
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.render.terminal import tables
 from jaxprtool.render.terminal.lines import (
     GAP,

@@ -36,14 +36,14 @@ from jaxprtool.execute.running.arrays import fill_arguments
 from jaxprtool.execute.running.run import flat_arguments, run
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import regions, sub_jaxprs
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import structure
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.cleanup.dce import Dce
-from jaxprtool.passes.framework import Pipeline
 from jaxprtool.passes.retrace import retraced
 from jaxprtool.passes.transforms.derivatives import Grad, ValueAndGrad
 

@@ -36,8 +36,8 @@ from jaxprtool.formats.jaxpr.values import NO_MESH, TypeReader, TypeWriter
 from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.signatures import VariableNames, source_names
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import JitOptions, Program
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.ir.symbols import Bound, LengthsBound, SizeBound
 from jaxprtool.ir.trees import Tree, describe
 from jaxprtool.jaxcompat import Jaxpr, JaxprEqn

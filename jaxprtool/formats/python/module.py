@@ -52,8 +52,8 @@ from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import SourceLocation, frames_now, short_paths
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.ir.symbols import sizes_by_symbol
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, JaxprEqn, Literal, Var, open_jaxpr

@@ -31,7 +31,7 @@ from jaxprtool.ir.hlo.buffers import (
 )
 from jaxprtool.ir.hlo.module import HloModule, Instruction, executed
 from jaxprtool.ir.hlo.origins import BufferOrigins, OperationOrigins
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.trees import common_path, without_numbers
 
 #: Why a copy is made: its elements are overwritten while others read the old ones; an argument is

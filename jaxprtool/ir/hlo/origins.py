@@ -25,8 +25,8 @@ from jaxprtool.ir.frames import Frames, Line
 from jaxprtool.ir.hlo.buffers import CALLS, Buffer, BufferAssignment, LiveRanges
 from jaxprtool.ir.hlo.module import HloModule, Instruction, while_trip_count
 from jaxprtool.ir.hlo.partitions import moved_values, started_collective
-from jaxprtool.ir.places import UNKNOWN, Place
 from jaxprtool.ir.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
+from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 #: Operations that run those of their bodies. The rest of their time is overhead.

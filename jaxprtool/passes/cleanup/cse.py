@@ -29,7 +29,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite, with_bodies
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from jaxprtool.ir.rewrite import with_bodies
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, Literal, Primitive, Var
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 
 #: `rule(used_outputs, live_inputs, eqn) -> (used_inputs, new_eqn)`. It is called only if a result
 #: is used or the equation has an effect that must stay. `live_inputs` marks the operands that may

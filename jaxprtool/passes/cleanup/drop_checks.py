@@ -39,9 +39,9 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Cond, CustomJVP, CustomVJP, view
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, JaxprEqn, JVPRule, Literal, Var
+from jaxprtool.passes import Pass
 from jaxprtool.passes.cleanup.dce import dce_body
 from jaxprtool.passes.cleanup.inline import has_own_settings
-from jaxprtool.passes.framework import Pass
 
 #: The functions with which Equinox's `error_if` raises, and opens a debugger.
 _RAISING = frozenset(

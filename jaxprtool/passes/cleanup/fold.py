@@ -64,7 +64,7 @@ from jaxprtool.ir.regions import (
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.primitives import sow_p
 
 

@@ -35,7 +35,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import NO_OPTIONS, Call, Regions, ShardMap, keep, regions
 from jaxprtool.ir.rewrite import Memo, RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from jaxprtool.ir.regions import called_body, view
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.traits import primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, ClosedJaxpr, Jaxpr, JaxprEqn
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.primitives import scope_of, sow_p
 
 #: The values of a jit's `inline` parameter that permit inlining here.

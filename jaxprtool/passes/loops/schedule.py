@@ -57,7 +57,7 @@ from jaxprtool.jaxcompat import (
     Literal,
     Var,
 )
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.primitives import sow_p
 
 # --- hoist ----------------------------------------------------------------------------------------

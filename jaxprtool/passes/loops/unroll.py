@@ -29,7 +29,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.regions import Scan
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.primitives import sow_p
 
 #: The maximum size of one unrolled loop, unless `max_length` times the program's size is larger.

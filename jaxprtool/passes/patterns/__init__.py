@@ -29,8 +29,7 @@ from jaxprtool.ir.program import Program
 from jaxprtool.ir.rewrite import RewriteRule, Writer
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, DropVar, JaxprEqn, Literal, Var
-from jaxprtool.passes import framework
-from jaxprtool.passes.framework import Pass, Pipeline, Step
+from jaxprtool.passes import Pass, Pipeline, Step, available, import_file, register
 from jaxprtool.passes.patterns import definition
 from jaxprtool.passes.patterns.definition import (
     PLAIN_CALLS,
@@ -643,7 +642,7 @@ def load_rewrites(path: str) -> list[Rewrite]:
     if Path(path).suffix != ".py":
         raise PluginError(f"{path} is not a Python file", "rewrites must be in a file.py")
     try:
-        module = framework.import_file(Path(path), "jaxprtool_rewrites")
+        module = import_file(Path(path), "jaxprtool_rewrites")
     except JaxprToolError:
         raise
     except (Exception, SystemExit) as error:
@@ -680,7 +679,7 @@ class NamedRewrites:
         self._passes: dict[str, type[CountingRewrite]] = {}
         for path in paths:
             for loaded in load_rewrites(path):
-                taken = framework.available().get(loaded.name)
+                taken = available().get(loaded.name)
                 if loaded.name in self._passes or (taken and taken.origin != __name__):
                     raise PluginError(
                         f"rewrite '{loaded.name}' of {path} has the name of another pass",
@@ -695,7 +694,7 @@ class NamedRewrites:
                 }
                 self._passes[loaded.name] = type(loaded.name, (CountingRewrite,), fields)
         for cls in self._passes.values():
-            framework.register(cls)
+            register(cls)
 
     def before(self, pipeline: Pipeline) -> Pipeline:
         """Return a pipeline that begins with the rewrites it does not name itself, in order."""

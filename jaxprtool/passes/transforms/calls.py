@@ -41,8 +41,8 @@ from jaxprtool.ir.symbols import LengthsBound
 from jaxprtool.ir.trees import filled, named_by_end, paths, structure, unique
 from jaxprtool.jaxcompat import AnyJaxpr, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
+from jaxprtool.passes import Pass
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework import Pass
 from jaxprtool.passes.mapping.batch.axes import Axis, free_axes, program_axes
 from jaxprtool.passes.retrace import (
     chosen,

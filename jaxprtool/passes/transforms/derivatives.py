@@ -21,7 +21,7 @@ from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.trees import filled, structure
 from jaxprtool.jaxcompat import Aval
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.passes.retrace import (
     WithAux,
     as_pair,

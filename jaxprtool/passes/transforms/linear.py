@@ -35,7 +35,7 @@ from jaxprtool.ir.rewrite import Memo
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import filled, paths, structure, unique
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.passes.retrace import (
     WithAux,
     as_pair,

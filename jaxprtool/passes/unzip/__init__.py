@@ -51,8 +51,8 @@ from jaxprtool.ir.regions import Call, Region, Regions, ShardMap, While, call, k
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.trees import filled, leaf_paths, structure
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, JVPRule, Literal, Var, VJPRule
+from jaxprtool.passes import Pass
 from jaxprtool.passes.cleanup.dce import Dce, dce_body, has_lasting_effect
-from jaxprtool.passes.framework import Pass
 from jaxprtool.passes.unzip.auto import sow_cut
 from jaxprtool.passes.unzip.split import (
     CHOSEN,

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from jaxprtool.errors import ArgumentsError
 from jaxprtool.ir.documents import as_json, document
-from jaxprtool.ir.places import UNKNOWN, Place
+from jaxprtool.ir.source_text import UNKNOWN, Place
 
 #: The version of the documents: another number if a key of before has gone or has changed.
 SCHEMA = 2

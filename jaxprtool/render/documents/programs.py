@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, NamedTuple, NotRequired, TypedDict
 
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.places import Place
 from jaxprtool.ir.program import NamedValue
+from jaxprtool.ir.source_text import Place
 
 if TYPE_CHECKING:
     pass

@@ -37,7 +37,6 @@ from jaxprtool.ir.documents import duration, in_bytes, plural, with_prefix
 from jaxprtool.ir.equations import bodies
 from jaxprtool.ir.frames import Root, frames_now
 from jaxprtool.ir.notation.layout import Selection
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import (
     NamedValue,
@@ -48,6 +47,7 @@ from jaxprtool.ir.program import (
     program_signature,
 )
 from jaxprtool.ir.scopes import ScopeReader
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.jaxcompat import Atom, DropVar, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.source_locations import is_installed
 from jaxprtool.render.reports import facts

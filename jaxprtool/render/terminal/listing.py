@@ -19,8 +19,8 @@ from jaxprtool.ir.notation import (
 )
 from jaxprtool.ir.notation.layout import Commenter, Layout, Selection
 from jaxprtool.ir.notation.signatures import Notation, TerseNotation, UserNames
-from jaxprtool.ir.places import BEHIND
 from jaxprtool.ir.program import Program, ProgramSignature, program_signature, size_of_values
+from jaxprtool.ir.source_text import BEHIND
 from jaxprtool.jaxcompat import AnyJaxpr, Jaxpr, JaxprEqn
 from jaxprtool.jaxcompat.jaxprs import identity
 from jaxprtool.render.terminal.lines import Cell, Listing, columns, fitted, printable

@@ -7,7 +7,7 @@ import pytest
 import jaxprtool
 from jaxprtool.commands.browse.app import Browser
 from jaxprtool.commands.browse.document import Document, Navigator, ProgramOutline, StateRecorder
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 
 ROOT = Path(__file__).parents[3]
 

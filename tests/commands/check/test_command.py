@@ -8,7 +8,7 @@ import textwrap
 
 import pytest
 
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 
 MODEL = """
     from functools import partial

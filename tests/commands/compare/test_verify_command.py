@@ -86,7 +86,7 @@ def test_the_first_wrong_pass_and_equation_are_named_and_nothing_is_written(cli,
 
 
 def test_the_passes_of_a_named_pipeline_are_compared_one_by_one(cli, plugin, monkeypatch):
-    from jaxprtool.passes.framework import OptimizationLevel, levels
+    from jaxprtool.passes import OptimizationLevel, levels
 
     monkeypatch.setitem(levels, "O1", OptimizationLevel("dce, verify_wrong"))
     result = cli("opt", "functions.py:wasteful", "--plugin", plugin, "-O1", "--verify")

@@ -7,7 +7,7 @@ import textwrap
 
 import pytest
 
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from tests.external import missing, needs
 from tests.share import on_one_release
 

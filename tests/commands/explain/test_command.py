@@ -3,8 +3,8 @@ import shlex
 
 import pytest
 
+from jaxprtool.passes import available
 from jaxprtool.passes.cleanup.simplify import simplify_rules
-from jaxprtool.passes.framework import available
 
 
 def own_passes():

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from jaxprtool.passes import framework
+from jaxprtool import passes as framework
 from jaxprtool.passes.cleanup.simplify import simplify_rules
 
 PLUGIN = """

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from jaxprtool.render.documents import SCHEMA
 from tests.share import on_one_release
 

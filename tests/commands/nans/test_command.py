@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxprtool.commands.record.record import record
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 
 FUNCTIONS = """
     import jax

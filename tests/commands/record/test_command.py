@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from jaxprtool.cli.main import main
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from tests.share import on_one_release
 
 SCRIPT = """

@@ -251,7 +251,7 @@ def test_the_protocol_of_tools_needs_its_package(cli, monkeypatch):
 
 def test_a_command_traces_a_target_again_if_it_asks_twice(folder, capfd):
     from jaxprtool.cli.session import FunctionOptions, KeptTargets, kept_targets
-    from jaxprtool.passes.framework import Pipeline
+    from jaxprtool.passes import Pipeline
 
     kept = KeptTargets()
     token = kept_targets.set(kept)

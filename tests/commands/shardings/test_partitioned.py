@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from tests.commands.shardings.test_command import MESH, MODEL, STEP, model  # noqa: F401  (a fixture)
 
 GIVEN = STEP[1:]

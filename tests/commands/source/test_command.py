@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 
 FUNCTIONS = """
     import jax

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxprtool
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 from tests.share import on_one_release
 
 NETS = """

@@ -8,7 +8,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.why.table import slices_by_line
-from jaxprtool.ir.places import Place
+from jaxprtool.ir.source_text import Place
 
 FUNCTIONS = """
     import jax

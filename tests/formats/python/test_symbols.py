@@ -20,7 +20,7 @@ from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.argspec import read_args
 from jaxprtool.loading.trace import trace
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from tests.formats.python.emitting import defined, emitted
 
 CASES: dict[str, tuple[Callable[..., Any], str]] = {}

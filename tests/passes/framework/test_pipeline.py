@@ -9,9 +9,9 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
+from jaxprtool import passes as pipeline_module
 from jaxprtool.errors import CheckError, PipelineError
-from jaxprtool.passes import framework as pipeline_module
-from jaxprtool.passes.framework import (
+from jaxprtool.passes import (
     Observer,
     OptimizationLevel,
     Pass,

@@ -9,9 +9,9 @@ from typing import ClassVar
 import pytest
 
 import jaxprtool
+from jaxprtool import passes as framework
 from jaxprtool.errors import PipelineError, PluginError, PluginWarning
-from jaxprtool.passes import framework
-from jaxprtool.passes.framework import Pass, Pipeline, available, find_pass, load_plugin
+from jaxprtool.passes import Pass, Pipeline, available, find_pass, load_plugin
 
 PLUGIN = """
 from dataclasses import dataclass
@@ -146,7 +146,7 @@ def test_an_unknown_pass_gets_the_nearest_name():
 
 
 def test_listing_passes_does_not_import_jax():
-    code = "import sys; from jaxprtool.passes import framework; framework.available(); "
+    code = "import sys; from jaxprtool.passes import available; available(); "
     code += "sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 

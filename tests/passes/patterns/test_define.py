@@ -7,7 +7,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.errors import ArgumentsError, PluginError, UserFunctionError
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.passes.patterns import Rewrite, rewrite
 
 X = jnp.arange(3.0)

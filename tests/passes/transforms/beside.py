@@ -21,7 +21,7 @@ from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import structural_difference
 from jaxprtool.ir.program import Program, type_check
 from jaxprtool.loading.trace import bind_arguments, trace
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.retrace import function_of
 from tests.programs import interpreter, values
 from tests.programs.case import Case

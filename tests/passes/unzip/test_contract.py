@@ -16,7 +16,7 @@ from jaxprtool import Program, jaxcompat, nest, sow, trace, unzip, variable
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.unzip import Unzip, UnzipError
 
 ONES = jnp.ones(5)

@@ -44,6 +44,7 @@ from jax import numpy as jnp
 from jaxprtool.ir.program import Program
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, JaxprEqn, Literal, Var
+from jaxprtool.passes import Pass, notes_of_run
 from jaxprtool.passes.cleanup.simplify.engine import (
     Condition,
     Outcome,
@@ -64,7 +65,6 @@ from jaxprtool.passes.cleanup.simplify.engine import (
     signed,
     simplified,
 )
-from jaxprtool.passes.framework import Pass, notes_of_run
 
 # --- elementwise ----------------------------------------------------------------------------------
 # Rules for elementwise equations: arithmetic, bits, comparisons, selection.

@@ -38,8 +38,8 @@ from jaxprtool.ir.keys import atom_key
 from jaxprtool.ir.program import Program, Programs
 from jaxprtool.ir.repetition import repetition
 from jaxprtool.jaxcompat import Atom, ClosedJaxpr, DropVar, JaxprEqn, Literal, Mark, Var
+from jaxprtool.passes import MemoryNote, Pass
 from jaxprtool.passes.cleanup.inline import Inline
-from jaxprtool.passes.framework import MemoryNote, Pass
 from jaxprtool.passes.loops.outline.choice import (
     Costs,
     Item,

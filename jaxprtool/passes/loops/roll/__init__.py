@@ -88,9 +88,9 @@ from jaxprtool.jaxcompat import (
     Literal,
     Var,
 )
+from jaxprtool.passes import Pass
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.inline import Inline, has_own_settings
-from jaxprtool.passes.framework import Pass
 from jaxprtool.passes.loops.outline import SHORTEST, UsedNames, with_calls
 from jaxprtool.passes.loops.outline.choice import Costs
 from jaxprtool.passes.loops.roll.chains import (

@@ -54,7 +54,7 @@ from jaxprtool.jaxcompat import (
     Var,
     jaxpr_as_fun,
 )
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.passes.mapping.batch.axes import (
     Axis,
     BatchError,

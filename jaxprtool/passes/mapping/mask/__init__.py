@@ -30,8 +30,8 @@ from jaxprtool.ir.symbols import MOST, SizeBound, check_symbols, known_range
 from jaxprtool.ir.traits import traits
 from jaxprtool.ir.trees import filled, paths, structure
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Var
+from jaxprtool.passes import Pass
 from jaxprtool.passes.cleanup.cse import cse_body
-from jaxprtool.passes.framework import Pass
 from jaxprtool.passes.mapping import (
     BodyBuilder,
     Domain,

@@ -26,7 +26,7 @@ from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.symbols import MOST, LengthsBound, check_symbols, known_range
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Atom, Aval, ClosedJaxpr, JaxprEqn, Literal, Var
-from jaxprtool.passes.framework import Pass
+from jaxprtool.passes import Pass
 from jaxprtool.passes.mapping import (
     BodyBuilder,
     Domain,

@@ -12,6 +12,7 @@ from jaxprtool import equivalent, jaxcompat, trace
 from jaxprtool.errors import PluginError
 from jaxprtool.ir.program import type_check
 from jaxprtool.jaxcompat import Primitive
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.simplify import (
     RowMatch,
@@ -22,7 +23,6 @@ from jaxprtool.passes.cleanup.simplify import (
     simplify_rules,
 )
 from jaxprtool.passes.cleanup.simplify.engine import simplified
-from jaxprtool.passes.framework import Pipeline
 from tests.programs import Case, prove, sample_programs
 from tests.programs.same import count_equations
 from tests.share import share

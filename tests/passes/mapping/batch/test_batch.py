@@ -17,7 +17,7 @@ from jaxprtool import jaxcompat, trace
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import Program, type_check
-from jaxprtool.passes.framework import Pipeline
+from jaxprtool.passes import Pipeline
 from jaxprtool.passes.mapping.batch import Batch, BatchUnsupported, batch_rules
 
 

@@ -1,1 +1,0 @@
-"""Running a program on a backend: devices, arguments, compilation, times."""

@@ -1,1 +1,0 @@
-"""Compiled programs, as XLA describes them: operations with source lines, and memory."""

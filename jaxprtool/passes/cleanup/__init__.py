@@ -1,1 +1,0 @@
-"""Passes that remove, merge or simplify equations."""

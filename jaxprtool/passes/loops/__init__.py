@@ -1,1 +1,0 @@
-"""Passes on loops and on repeated equations."""

@@ -1,1 +1,0 @@
-"""Programs as text: listings, trees and tables, and their parts."""

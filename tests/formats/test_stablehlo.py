@@ -401,7 +401,8 @@ def test_tuples_and_tokens():
       %y, %l = call @f(%x, %k) : (tensor<3xf32>, !stablehlo.token)
         -> (tensor<3xf32>, !stablehlo.token)
       %b, %n = stablehlo.optimization_barrier %x, %l : tensor<3xf32>, !stablehlo.token
-      %m = stablehlo.after_all %k, %n : !stablehlo.token
+      %o = stablehlo.custom_call @mark(%x) : (tensor<3xf32>) -> !stablehlo.token
+      %m = stablehlo.after_all %k, %n, %o : !stablehlo.token
       %r = stablehlo.tuple %y, %x : tuple<tensor<3xf32>, tensor<3xf32>>
       return %r, %m, %i : tuple<tensor<3xf32>, tensor<3xf32>>, !stablehlo.token, tensor<2xi32>
     }

@@ -8,6 +8,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import jaxprtool
 from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats.lowering import module
 from jaxprtool.formats.stablehlo import read_module_program
@@ -194,6 +195,24 @@ def test_shardings_of_arguments_and_results_are_options(mesh):
     assert again.count('sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>') == 2
 
 
+def test_dimensions_that_are_left_to_the_partitioner(mesh):
+    text = b"""module {
+      sdy.mesh @mesh = <["a"=4, "b"=2]>
+      func.func @main(%x: tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"a", ?}, {?}]>})
+        -> (tensor<8x8xf32> {sdy.sharding = #sdy.sharding<@mesh, [{?}, {?}]>}) {
+        %y = sdy.sharding_constraint %x <@mesh, [{?}, {"b"}]> : tensor<8x8xf32>
+        return %y : tensor<8x8xf32>
+      }
+    }"""
+    program = read_module_program(text)
+    (option,) = program.jit.arguments + program.jit.results
+    assert (option.name, option.placement.spec) == ("arg0", P("a", None))
+    source = jaxprtool.to_python(program)
+    assert 'P(P.UNCONSTRAINED, "b")' in source
+    exec(source, {})  # JAX accepts the options
+    np.testing.assert_array_equal(jax.jit(program.on_mesh(mesh))(X), X)
+
+
 def test_shardings_of_the_results_of_operations_are_constraints(mesh):
     text = b"""module {
       sdy.mesh @mesh = <["a"=4, "b"=2]>
@@ -316,6 +335,17 @@ def test_replicas_send_data_and_know_their_number():
     z = STACKED + np.repeat(np.arange(4, dtype=np.float32), 2)[:, None]
     wanted = np.concatenate([np.zeros_like(z[:2]), z[:-2]])
     np.testing.assert_array_equal(run_on_devices(program_of_device(body, COUNTS)), wanted)
+
+
+def test_groups_by_the_axes_of_a_mesh_need_a_computation_over_it():
+    body = """%y = "stablehlo.all_reduce"(%x) <{
+      replica_groups = #stablehlo.replica_group_mesh_axes<
+        mesh = #stablehlo.mesh<axes = [#stablehlo.mesh_axis<name = "a", size = 4>]>,
+        axes = [#stablehlo.axis_ref<name = "a">]>,
+      channel_handle = #stablehlo.channel_handle<handle = 1, type = 0>, use_global_device_ids
+    }>ADDS : (tensor<6xf32>) -> tensor<6xf32>"""
+    with pytest.raises(UnsupportedError, match="not in a computation over a mesh"):
+        program_of_device(body)
 
 
 def test_an_unknown_number_of_partitions_is_refused():

@@ -779,7 +779,9 @@ def _partition_spec(spec: PartitionSpec) -> Expression:
         for name in ("reduced", "unreduced")
         if getattr(spec, name, None)
     }
-    return call("P", *spec, **marks)
+    free = PartitionSpec.UNCONSTRAINED
+    parts = [Name("P.UNCONSTRAINED") if part is free else part for part in spec]
+    return call("P", *parts, **marks)
 
 
 def _named_sharding(sharding: NamedSharding) -> Expression:

@@ -413,8 +413,10 @@ def _counted(reader: ModuleReader, collectives: Sequence[Any]) -> dict[str, int]
         kind = _strategy(op)
         if kind == "replica and partition":
             raise reader.refused(op, "the module does not say how many partitions it is for")
-        if op.name.removeprefix("stablehlo.") not in ("collective_broadcast", "collective_permute"):
-            groups = np.asarray(op.attributes["replica_groups"])
+        if op.name.removeprefix("stablehlo.") in ("collective_broadcast", "collective_permute"):
+            continue
+        groups = reader.value_of(op.attributes["replica_groups"])
+        if isinstance(groups, np.ndarray):  # not axes of a mesh
             counts[kind] = max(counts.get(kind, 1), groups.max(initial=0) + 1)
     replicas = int(counts.get("replica", 1))
     partitions = max(counts.get("partition", 1), -(-counts.get("flattened", 1) // replicas))

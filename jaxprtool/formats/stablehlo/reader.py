@@ -36,6 +36,7 @@ from jax.extend.mlir import ir as mlir_ir
 from jax.extend.mlir.dialects import func as func_dialect
 from jax.extend.source_info_util import SourceInfo, user_context
 from jax.interpreters import mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
@@ -522,6 +523,7 @@ class ModuleReader:
             placement = None
             if "sdy.sharding" in attributes:
                 placement = stablehlo_rules["sdy.sharding"](op, attributes["sdy.sharding"])
+                placement = _closed(placement)
             if donated or placement is not None:
                 shape = tuple(aval.shape)
                 options.append(ValueOptions(name, shape, aval.dtype, placement, donated))
@@ -623,8 +625,8 @@ class ModuleReader:
                 raise
             results = _kept(operation, error)
         kinds = [result.type for result in op.results]
-        if len(results) > len(kinds) == 1:  # the arrays of a tuple
-            results = bundled(kinds, iter(results))
+        if len(results) != len(kinds) and len(results) == len(self.types_of(kinds)):
+            results = bundled(kinds, iter(results))  # of a rule that knows arrays only
         for result, value in zip(op.results, results, strict=True):
             self._check_type(op, result.type, value)
             self.values[result] = value
@@ -1104,6 +1106,20 @@ def _argument_name(argument: Any) -> str | None:
 
 def _result_name(attributes: Any) -> str | None:
     return attributes["jax.result_info"].value if "jax.result_info" in attributes else None
+
+
+def _closed(placement: NamedSharding | None) -> NamedSharding | None:
+    """Return a sharding as `jax.jit` takes it, which leaves no dimension to the partitioner.
+
+    None if it leaves all of them.
+    """
+    if placement is None:
+        return None
+    free = PartitionSpec.UNCONSTRAINED
+    if placement.spec and all(part is free for part in placement.spec):
+        return None
+    parts = [None if part is free else part for part in placement.spec]
+    return NamedSharding(placement.mesh, PartitionSpec(*parts))
 
 
 def _distinct(prefix: str, names: Sequence[str | None]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def test_opt_writes_a_file_for_show_run_and_opt(cli, folder):
 
 def test_programs_go_through_pipes(cli, folder, monkeypatch):
     first = cli("opt", "functions.py:wasteful", "-o", "-")
-    assert first.out.startswith("jaxprtool 1\n")
+    assert first.out.startswith("jaxprtool 2\n")
     with open("piped", "w") as file:
         file.write(first.out)
     with open("piped") as stdin:

@@ -18,7 +18,7 @@ BEGINNINGS = {
     "hlo-optimized": "HloModule jit_double, is_scheduled=true",
     "dot": 'digraph "double" {',
     "model-explorer": '{"label": "double", "graphs": [',
-    "jaxpr": "jaxprtool 1\n",
+    "jaxpr": "jaxprtool 2\n",
     "python": '"""',
 }
 
@@ -45,7 +45,7 @@ def test_text_goes_to_stdout_and_to_files(cli, folder, to):
         ("x.gv", b'digraph "double"'),
         ("x.GV", b'digraph "double"'),
         ("x.json", b'{"label": "double"'),
-        ("x.jaxpr", b"jaxprtool 1\n"),
+        ("x.jaxpr", b"jaxprtool 2\n"),
         ("x.py", b'"""'),
     ],
 )

@@ -183,7 +183,7 @@ def test_a_name_that_ends_in_py_is_written_as_python(cli, lanes):
 
 def test_only_the_program_goes_to_stdout(cli):
     result = cli(*LAYER, "-o", "-")
-    assert result.out.startswith("jaxprtool 1\n") and "5 batch elements" not in result.out
+    assert result.out.startswith("jaxprtool 2\n") and "5 batch elements" not in result.out
 
 
 def test_a_folder_gets_a_file_for_each_program(cli, lanes):

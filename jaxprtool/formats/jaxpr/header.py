@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, count
@@ -31,7 +31,7 @@ from jax.tree_util import PyTreeDef
 from jaxprtool import jaxcompat
 from jaxprtool.errors import ProgramFileError, did_you_mean
 from jaxprtool.formats.jaxpr import values
-from jaxprtool.formats.jaxpr.syntax import ExpressionSyntax, FileText
+from jaxprtool.formats.jaxpr.syntax import ExpressionSyntax, FileSyntax, FileText
 from jaxprtool.formats.jaxpr.values import NO_MESH, TypeReader, TypeWriter
 from jaxprtool.ir import source_text
 from jaxprtool.ir.frames import Root, frames_now
@@ -471,9 +471,13 @@ def read_stacks(
 # First comes the user's own frame, then the library frame that it calls, if any; `from 4`, if there
 # are more frames, is their entry in the header's table of call stacks. Then come the name scopes,
 # and the names of the results in the user's source, `low, _` if only the first of two has one. Each
-# part may be missing. The header's table has the paths of the files: relative to the user's folder
-# or, for libraries, to the folder of installed packages on the reading machine. A comment that
-# names none of these files, or has another form, is an ordinary comment.
+# part may be missing. An equation without a comment has that of the equation before it in the file,
+# and `# -` says that there is no place. The header's table has the paths of the files: relative to
+# the user's folder or, for libraries, to the folder of installed packages on the reading machine. A
+# comment that names none of these files, or has another form, is an ordinary comment.
+
+#: The comment of an equation that has no place.
+NO_PLACE = "-"
 
 _FUNCTION = re.compile(r" \([^()]*\)")
 
@@ -508,10 +512,11 @@ class LocationComments:
         self._given = {var: name for var, name in names.items() if var not in unread}
         self._reader = frames_now(roots, chosen=False)
         self._names: dict[tuple[str, bool], str | None] = {}
-        self._comments: dict[tuple[str | None, ...], tuple[str, ...]] = {}
+        self._comments: dict[tuple[str | None, ...], str] = {}
         self._scopes: dict[int, str] = {}
         self._frames: dict[object, str] = {}
         self._written: set[str] = set()
+        self._last = ""
         self._stacks = StackWriter()
 
     @property
@@ -530,8 +535,12 @@ class LocationComments:
         return {name: digest_of(file) for name, file in self._users.items()}
 
     def comment(self, eqn: JaxprEqn) -> tuple[str, ...]:
-        """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token."""
-        frames = self._shown_frames(eqn) if self._source else ""
+        """Return `# file.py:12:8 (function) in scope as name`, or known parts, as one token.
+
+        Equations are asked for in the order of the file. There is no token for one whose place is
+        that of the equation before it, and `# -` for one without a place after one with a place.
+        """
+        frames, full = self._shown_frames(eqn) if self._source else ("", "")
         stack = eqn.source_info.name_stack
         scope = self._scopes.get(identity(stack))
         if scope is None:
@@ -542,23 +551,30 @@ class LocationComments:
             names = [name or "_" for name in key[2:]]
             parts = frames, f"in {scope}" if scope else "", f"as {', '.join(names)}"
             text = " ".join(filter(None, parts if set(names) - {"_"} else parts[:2]))
-            comment = self._comments[key] = (f"# {text}",) if text else ()
-        return comment
+            comment = self._comments[key] = text
+        if comment == self._last:
+            return ()
+        self._last = comment
+        return (f"# {full}{comment[len(frames) :]}" if comment else f"# {NO_PLACE}",)
 
-    def _shown_frames(self, eqn: JaxprEqn) -> str:
-        """Return the frames of an equation; without functions if a line above has them."""
+    def _shown_frames(self, eqn: JaxprEqn) -> tuple[str, str]:
+        """Return the frames of an equation, and what to write: functions only if no line has them.
+
+        Frames without an entry always have functions.
+        """
         traceback = eqn.source_info.traceback
-        text = self._frames.get(traceback)
-        if text is None:
-            text, entry = self._place(eqn)
-            self._frames[traceback] = text
-            if entry:  # which has the functions, too
-                self._frames[traceback] = f"{_FUNCTION.sub('', text)} from {entry}"
-                text = f"{text} from {entry}"
-            if text in self._written:
-                return self._frames[traceback]
-            self._written.add(text)
-        return text
+        short = self._frames.get(traceback)
+        if short is not None:
+            return short, short
+        short, entry = self._place(eqn)
+        full = short
+        if entry:  # which has the functions, too
+            short, full = f"{_FUNCTION.sub('', short)} from {entry}", f"{short} from {entry}"
+        self._frames[traceback] = short
+        if full in self._written:
+            return short, short
+        self._written.add(full)
+        return short, full
 
     def _place(self, eqn: JaxprEqn) -> tuple[str, str]:
         """Return the frames to show, and the entry of their call stack if there are more."""
@@ -611,33 +627,52 @@ def _scope_text(scope: str) -> str:
 def source_infos_by_comment(
     comments: Iterable[str], files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
 ) -> dict[str | None, object]:
-    """Return the `source_info` for each comment, and for equations without one.
+    """Return the `source_info` for each comment that has a place, and for equations without one.
 
     Args:
         comments: The comments.
         files: The path of each file by its name in comments.
         stacks: The call stacks by their names in comments, the outermost frame first.
     """
-    texts = list(dict.fromkeys(comments))
-    locations: list[Location] = [((), ""), *(_location(text, files, stacks) for text in texts)]
-    return dict(zip((None, *texts), jaxcompat.source_infos(locations), strict=True))
+    places: dict[str | None, Location] = {None: ((), "")}
+    for text in dict.fromkeys(comments):
+        if (place := _location(text, files, stacks)) is not None:
+            places[text] = place
+    return dict(zip(places, jaxcompat.source_infos([*places.values()]), strict=True))
+
+
+def complete_comments(file: FileSyntax, places: Container[str | None]) -> None:
+    """Set the comment of each equation of a file to one that has a place, or to None.
+
+    Args:
+        file: The file, whose equations have the comments on their lines.
+        places: The comments that have a place, and None.
+    """
+    before: str | None = None
+    for equation in file.equations:
+        if equation.comment == NO_PLACE or file.version == 1:
+            before = None
+        if equation.comment in places and equation.comment is not None:
+            before = equation.comment
+        equation.comment = before
 
 
 def _location(
     comment: str, files: Mapping[str, str], stacks: Mapping[str, tuple[UserFrame, ...]]
-) -> Location:
+) -> Location | None:
+    """Return the place in a comment; None for an ordinary comment."""
     match = _LOCATION.fullmatch(comment)
-    if not comment.isprintable() or not match:
-        return (), ""
+    if not comment or not comment.isprintable() or not match:
+        return None
     frames: list[UserFrame] = []
     for text in match["frames"].split(BEHIND) if match["frames"] else ():
         frame = read_frame(text, files)
         if frame is None:
-            return (), ""
+            return None
         frames.append(frame)
     if match["stack"]:
         if match["stack"] not in stacks:
-            return (), ""
+            return None
         frames = [*stacks[match["stack"]]]
     if frames or match["names"]:  # a result has the name of the file or none: the source may differ
         names = (match["names"] or "").split(", ")

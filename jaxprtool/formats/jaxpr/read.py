@@ -30,6 +30,7 @@ from jaxprtool.formats.jaxpr.constants import Constants
 from jaxprtool.formats.jaxpr.header import (
     Header,
     bound_of,
+    complete_comments,
     parsed_jit_options,
     read_header,
     read_stacks,
@@ -178,6 +179,7 @@ def _program(source: FileText, path: Path | None, sources: Root | None, opaque: 
     except ValueError as error:
         raise source.fail(file.header["stacks"].position, str(error)) from None
     infos = source_infos_by_comment((comment for _, comment in source.comments), files, stacks)
+    complete_comments(file, infos)
     try:
         types = TypeReader(header.meshes, header.symbols, header.mesh, header.foreign)
     except ValueError as error:

@@ -16,7 +16,7 @@ an equation may lack its type. The names `nan`, `inf`, `True`, `False` and `None
 
 The parser matches regular expressions at the current position, so the time is linear. An equation's
 comment is at the end of the line on which the equation begins, unless another equation begins after
-it on that line.
+it on that line. An equation without one has the comment of the equation that begins before it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from jaxprtool.ir.notation.types import ANY_TYPE, DENSE_TYPE
 # --- syntax ---------------------------------------------------------------------------------------
 # Parsing of a `.jaxpr` file to a syntax tree.
 
-VERSION = 1
+#: The version that is written. In version 1, each equation has a comment of its own; since version
+#: 2, one without a comment has the place of the equation before it.
+VERSION = 2
 
 _NAME = r"[^\W\d]\w*+"
 _PRIMITIVE = r"[^\W\d][\w.-]*+"
@@ -155,15 +157,18 @@ class BodySyntax:
 
 @dataclass(slots=True)
 class FileSyntax:
-    """A whole file: its header, its shared jaxprs by name, and its program.
+    """A whole file: its version, its header, its shared jaxprs by name, and its program.
 
-    `literals` has the value and the type of each literal whose text is not just `value:type`.
+    `equations` are those of all jaxprs in the order in which they begin. `literals` has the value
+    and the type of each literal whose text is not just `value:type`.
     """
 
     source: FileText
+    version: int
     header: dict[str, ExpressionSyntax]
     shared: dict[str, BodySyntax]
     body: BodySyntax
+    equations: list[EquationSyntax]
     literals: dict[str, tuple[ExpressionSyntax, str]]
 
 
@@ -185,7 +190,7 @@ class _Parser:
         self._open: list[int] = []
 
     def file(self) -> FileSyntax:
-        self._version()
+        version = self._version()
         header = self._header()
         shared: dict[str, BodySyntax] = {}
         while match := _SHARED.match(self.text, self.at):
@@ -198,7 +203,7 @@ class _Parser:
         if (end := self._next()) < len(self.text):
             raise self.source.fail(end, f"{self.source.shown(end)} after the end of the program")
         self._place_comments()
-        return FileSyntax(self.source, header, shared, body, self.literals)
+        return FileSyntax(self.source, version, header, shared, body, self.equations, self.literals)
 
     # --- small steps --------------------------------------------------------------------------
 
@@ -233,14 +238,18 @@ class _Parser:
 
     # --- the header ---------------------------------------------------------------------------
 
-    def _version(self) -> None:
+    def _version(self) -> int:
         first = self._take(_FIRST_LINE)
         if first is None:
             message = f"not a jaxprtool program: it does not begin with 'jaxprtool {VERSION}'"
             raise self.source.fail(self._next(), message)
-        if first[1] != str(VERSION):
-            message = f"the file has format {first[1]}, but this jaxprtool reads format {VERSION}"
+        versions = {str(version): version for version in range(1, VERSION + 1)}
+        if first[1] not in versions:
+            message = (
+                f"the file has format {first[1]}, but this jaxprtool reads formats 1 to {VERSION}"
+            )
             raise self.source.fail(first.start(1), message)
+        return versions[first[1]]
 
     def _header(self) -> dict[str, ExpressionSyntax]:
         header: dict[str, ExpressionSyntax] = {}

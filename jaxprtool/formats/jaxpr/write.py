@@ -342,7 +342,7 @@ def unwritable_equation(eqn: JaxprEqn, fault: Exception, parameter: str = "") ->
 # --- write ----------------------------------------------------------------------------------------
 # Writing of Programs to `.jaxpr` files: a header, and the listing in exact notation.
 #
-#     jaxprtool 1
+#     jaxprtool 2
 #     jax = '0.10.2'
 #     name = 'loss'
 #     arguments = (({'b': "params['b']", 'w': "params['w']"}, 'x'), {})

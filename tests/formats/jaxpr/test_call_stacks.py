@@ -16,6 +16,7 @@ from jaxprtool.errors import ProgramFileError
 from jaxprtool.formats.jaxpr.header import DEEPEST
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.write import program_file_text
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.scopes import ScopePaths
 from jaxprtool.loading.trace import trace
@@ -89,6 +90,29 @@ def test_a_stack_that_is_too_deep_is_omitted():
     written = program_file_text(program)
     assert "stacks = {" not in written
     assert program_file_text(parse_program(written, "deep.jaxpr")) == written
+
+
+def looped(x):
+    def body(carry, row):
+        return jax.jit(lambda y: jnp.sin(y) * 2)(carry) + row, jnp.where(row > 0, row, 0.0)
+
+    total, rows = jax.lax.scan(jax.checkpoint(body), x[0], x)
+    return jax.lax.cond(total.sum() > 0, lambda y: y.sum(), lambda y: y.prod() + 1, rows)
+
+
+@pytest.mark.parametrize("f", [net, jax.grad(net), looped, jax.grad(looped)])
+def test_each_equation_keeps_its_lines_and_scope_at_every_depth(f):
+    program = trace(f, X)
+    back = parse_program(program_file_text(program), "f.jaxpr")
+    places, places_back = (
+        [
+            ([frame.line for frame in jaxcompat.user_frames(eqn)], jaxcompat.name_stack(eqn))
+            for eqn in equations(jaxcompat.open_jaxpr(p.jaxpr))
+        ]
+        for p in (program, back)
+    )
+    assert places == places_back
+    assert len(set(map(str, places))) > 3
 
 
 FILE = """jaxprtool 1

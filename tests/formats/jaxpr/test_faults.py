@@ -42,11 +42,11 @@ FAULTS = [
     # the first line and the header
     (
         "jaxprtool 1",
-        "jaxprtool 2",
+        "jaxprtool 3",
         "1:11",
-        "the file has format 2, but this jaxprtool reads format 1",
+        "the file has format 3, but this jaxprtool reads formats 1 to 2",
     ),
-    ("jaxprtool 1", "{ lambda }", "1:1", "does not begin with 'jaxprtool 1'"),
+    ("jaxprtool 1", "{ lambda }", "1:1", "does not begin with 'jaxprtool 2'"),
     ("jax = '0.10.2'\n", "", "4:37", "the header has no entry 'jax'"),
     ("name =", "nam =", "3:7", "unknown header entry 'nam'; did you mean 'name'?"),
     ("name = 'f'", "name = 'f'\nname = 'g'", "4:1", "'name' is given twice"),

@@ -11,6 +11,7 @@ import pytest
 from jaxprtool import jaxcompat
 from jaxprtool.formats.jaxpr.read import parse_program, read
 from jaxprtool.ir import source_text
+from jaxprtool.ir.equations import equations
 from jaxprtool.ir.program import type_check
 from jaxprtool.render.terminal.listing import listing
 
@@ -132,6 +133,48 @@ def test_a_comment_has_the_location_of_an_equation_or_nothing(comment, expected)
     eqns = program_of(body).jaxpr.eqns
     assert place(eqns[2]) == expected
     assert [place(eqn) for i, eqn in enumerate(eqns) if i != 2] == [(None, "")] * 3
+
+
+def places(comments, version):
+    """Return the lines of the equations of a file, each with its comment or None."""
+    body = PLAIN
+    for operands, comment in zip((" c b", "] a", " d e", " f f"), comments, strict=True):
+        body = body.replace(f"{operands}\n", f"{operands}  {comment}\n")
+    header = HEADER.replace("jaxprtool 1", f"jaxprtool {version}")
+    found = (place(eqn)[0] for eqn in program_of(body, header).jaxpr.eqns)
+    return [where and where[1] for where in found]
+
+
+def test_an_equation_without_a_comment_has_the_place_of_the_equation_before_it():
+    three = "# model.py:3:4 (f)"
+    assert places(["", three, "", ""], 2) == [None, 3, 3, 3]
+    assert places([three, "", "# -", ""], 2) == [3, 3, None, None]
+    assert places([three, "# see above", "#", "# model.py:5"], 2) == [3, 3, 3, 5]
+
+
+def test_in_format_1_each_equation_has_a_comment_of_its_own():
+    assert places(["# model.py:3:4 (f)", "", "# model.py:5", "# -"], 1) == [3, None, 5, None]
+
+
+def test_bodies_take_part_in_the_order_of_equations():
+    body = """
+    { lambda ; x:f32[]. let
+        y:f32[] = jit[  # model.py:3
+          name=f
+          jaxpr={ lambda ; a:f32[]. let b:f32[] = sin a in (b,) }
+        ] x
+        z:f32[] = jit[name=g jaxpr={ lambda ; a:f32[]. let
+            b:f32[] = sin a  # model.py:5
+            c:f32[] = cos b
+          in (c,) }] y
+        w:f32[] = cos z
+      in (w,) }
+    """
+    header = HEADER.replace("jaxprtool 1", "jaxprtool 2").replace(
+        "(({'b': \"params['b']\", 'w': \"params['w']\"}, 'x'), {})", "(('x',), {})"
+    )
+    found = [place(eqn)[0] for eqn in equations(program_of(body, header).jaxpr)]
+    assert sorted(where[1] for where in found) == [3, 3, 3, 5, 5, 5]
 
 
 def test_the_comment_of_a_long_equation_is_on_its_first_line():

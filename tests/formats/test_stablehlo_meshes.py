@@ -195,6 +195,27 @@ def test_shardings_of_arguments_and_results_are_options(mesh):
     assert again.count('sdy.sharding = #sdy.sharding<@mesh, [{"a"}, {}]>') == 2
 
 
+def test_what_shardy_inserts_changes_shardings_only(mesh):
+    inlined = 'mesh<["a"=4, "b"=2]>'
+    text = f"""module {{
+      sdy.mesh @mesh = <["a"=4, "b"=2]>
+      func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {{
+        %g = sdy.all_gather [{{"a"}}, {{}}] %x out_sharding=<{inlined}, [{{}}, {{"b"}}]>
+          : tensor<8x8xf32>
+        %y = sdy.named_computation<"square">(%g) in_shardings=[<@mesh, [{{}}, {{"b"}}]>]
+          out_shardings=[<@mesh, [{{"a"}}, {{}}]>] (%z: tensor<8x8xf32>) {{
+          %w = stablehlo.multiply %z, %z : tensor<8x8xf32>
+          sdy.return %w : tensor<8x8xf32>
+        }} : (tensor<8x8xf32>) -> tensor<8x8xf32>
+        return %y : tensor<8x8xf32>
+      }}
+    }}"""
+    program = read_module_program(text.encode())
+    constrained = ["sharding_constraint", "sharding_constraint", "mul", "sharding_constraint"]
+    assert names(program) == constrained
+    np.testing.assert_array_equal(jax.jit(program.on_mesh(mesh))(X), X * X)
+
+
 def test_dimensions_that_are_left_to_the_partitioner(mesh):
     text = b"""module {
       sdy.mesh @mesh = <["a"=4, "b"=2]>

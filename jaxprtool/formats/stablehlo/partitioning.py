@@ -27,6 +27,7 @@ from jaxprtool.formats.stablehlo.reader import (
     Operation,
     Splat,
     forced,
+    ir,
     lazy,
     stablehlo_rules,
 )
@@ -53,11 +54,31 @@ def _constrained(op: Operation, attribute: Any, x: Any) -> Any:
     return lax.with_sharding_constraint(forced(x), sharding)
 
 
+@rule(
+    stablehlo_rules, "sdy.all_gather", "sdy.all_slice", "sdy.all_to_all", "sdy.collective_permute"
+)
+@lazy
+def _(op: Operation, x: Any) -> Any:
+    """Return the operand with another sharding: what Shardy inserts changes no value."""
+    sharding = op.attributes["out_sharding"]
+    op.attributes.clear()
+    return _constrained(op, sharding, x)
+
+
+@rule(stablehlo_rules, "sdy.named_computation")
+@lazy
+def _(op: Operation, *operands: Any) -> Any:
+    op.attributes.pop("name")
+    ins, outs = (op.attributes.pop(f"{key}_shardings", None) for key in ("in", "out"))
+    results = op.body()(*(operands if ins is None else _all_constrained(op, ins, operands)))
+    return results if outs is None else _all_constrained(op, outs, results)
+
+
 @rule(stablehlo_rules, "sdy.sharding_per_value")
-def _(op: Operation, attribute: Any, results: Sequence[Any]) -> list[Any]:
-    """Return the results of an operation, with the shardings that it says they have."""
+def _all_constrained(op: Operation, attribute: Any, values: Sequence[Any]) -> list[Any]:
+    """Return values with the shardings that an attribute of an operation says they have."""
     shardings = sdy.TensorShardingPerValueAttr(attribute).shardings
-    return [_constrained(op, sharding, x) for sharding, x in zip(shardings, results, strict=True)]
+    return [_constrained(op, sharding, x) for sharding, x in zip(shardings, values, strict=True)]
 
 
 @rule(stablehlo_rules, "sdy.sharding")
@@ -84,10 +105,13 @@ def _mesh(op: Operation, sharding: Any) -> AbstractMesh | None:
 
 
 def _mesh_named(op: Operation, name: str) -> AbstractMesh | None:
-    """Return a mesh of the module, "@mesh", without devices; None if it has no axes."""
-    if not name.startswith("@"):
+    """Return a mesh, "@mesh" or as it is, without devices; None if it has no axes."""
+    if name.startswith("@"):
+        read = sdy.MeshAttr(op.reader.symbols[name[1:].strip('"')].attributes["mesh"])
+    elif name.startswith("#sdy.mesh"):
+        read = sdy.MeshAttr(ir.Attribute.parse(name))
+    else:
         raise op.refused(f"a mesh without a name, {name}")
-    read = sdy.MeshAttr(op.reader.symbols[name[1:].strip('"')].attributes["mesh"])
     if [*read.device_ids]:
         raise op.refused(f"the mesh {name} orders its devices itself")
     axes = [sdy.MeshAxisAttr(axis) for axis in read.axes]

@@ -197,12 +197,13 @@ def test_shardings_of_arguments_and_results_are_options(mesh):
 
 def test_what_shardy_inserts_changes_shardings_only(mesh):
     inlined = 'mesh<["a"=4, "b"=2]>'
+    both = '#sdy.sharding<@mesh, [{"a"}, {"b"}]>'
     text = f"""module {{
       sdy.mesh @mesh = <["a"=4, "b"=2]>
-      func.func @main(%x: tensor<8x8xf32>) -> tensor<8x8xf32> {{
-        %g = sdy.all_gather [{{"a"}}, {{}}] %x out_sharding=<{inlined}, [{{}}, {{"b"}}]>
+      func.func @main(%x: tensor<8x8xf32> {{sdy.sharding = {both}}}) -> tensor<8x8xf32> {{
+        %g = sdy.all_gather [{{"a"}}, {{}}] %x out_sharding=<@mesh, [{{}}, {{"b"}}]>
           : tensor<8x8xf32>
-        %y = sdy.named_computation<"square">(%g) in_shardings=[<@mesh, [{{}}, {{"b"}}]>]
+        %y = sdy.named_computation<"square">(%g) in_shardings=[<{inlined}, [{{}}, {{"b"}}]>]
           out_shardings=[<@mesh, [{{"a"}}, {{}}]>] (%z: tensor<8x8xf32>) {{
           %w = stablehlo.multiply %z, %z : tensor<8x8xf32>
           sdy.return %w : tensor<8x8xf32>

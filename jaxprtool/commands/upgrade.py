@@ -19,7 +19,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeAlias
@@ -31,7 +31,13 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import FUNCTION, PASSES, Panel
 from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import command
-from jaxprtool.errors import ArgumentsError, CheckError, JaxprToolError, TargetError
+from jaxprtool.errors import (
+    ArgumentsError,
+    CheckError,
+    JaxprToolError,
+    ProgramFileError,
+    TargetError,
+)
 
 if TYPE_CHECKING:
     from jaxprtool.commands.diff.modules import ModuleDiff
@@ -157,6 +163,9 @@ def _servers(pythons: Sequence[str], folder: str) -> Iterator[list[_Server]]:
 #: The files of the modules before and after XLA's optimizations.
 _BEFORE, _AFTER = "before.pb", "after.optimized.pb"
 
+#: The file of the jaxpr.
+_PROGRAM = "program.jaxpr"
+
 
 class Phases(NamedTuple):
     """The seconds of each phase; null if it was not run."""
@@ -175,11 +184,13 @@ class _Artifacts:
         folder: The folder.
         error: What it says if a step fails; "" otherwise.
         times: The times of each round.
+        unwritten: Why its jaxpr cannot be written to a file; "" if it is there.
     """
 
     folder: str
     error: str
     times: tuple[dict[str, Any], ...] = ()
+    unwritten: str = ""
 
     def file(self, name: str) -> str:
         """Return the path of a file."""
@@ -227,8 +238,11 @@ def _made(server: _Server, folder: str, asked: _Asked) -> _Artifacts:
     os.makedirs(folder)
     made = _Artifacts(folder, "")
     on = ("--backend", asked.backend) if asked.backend else ()
+    program = "-o", made.file(_PROGRAM), "--callbacks", "stub"
+    answer = server.ask("opt", *asked.words, *program)
+    # Some jaxprs cannot be written; their modules can still be compared.
+    unwritten = _error(answer) if answer["exit_code"] else ""
     steps = (
-        ("opt", "-o", made.file("program.jaxpr"), "--callbacks", "stub"),
         # Protos: the parser of one release does not know all that another one prints.
         ("emit", "-o", made.file(_BEFORE), *on),
         ("emit", "-o", made.file(_AFTER), *on),
@@ -237,7 +251,7 @@ def _made(server: _Server, folder: str, asked: _Asked) -> _Artifacts:
         answer = server.ask(name, *asked.words, *words)
         if answer["exit_code"]:
             return _Artifacts(folder, _error(answer))
-    return made
+    return replace(made, unwritten=unwritten)
 
 
 def _error(answer: dict[str, Any]) -> str:
@@ -252,11 +266,11 @@ def _run(server: _Server, made: _Artifacts, asked: _Asked) -> _Artifacts:
     options = "--seed", "0", "--json", "--save", made.file("results.npz")
     answer = server.ask("run", *asked.words, *options)
     if answer["exit_code"]:
-        return _Artifacts(made.folder, _error(answer), made.times)
+        return replace(made, error=_error(answer))
     times = answer["document"]["times"]
     if is_file(asked.target):
         times["trace"] = None  # it was read, not traced
-    return _Artifacts(made.folder, "", (*made.times, times))
+    return replace(made, times=(*made.times, times))
 
 
 # --- changes --------------------------------------------------------------------------------------
@@ -281,6 +295,7 @@ class TargetChange:
         phases: The seconds of each phase in both environments.
         peak_bytes: The bytes that the compiled program needs in both.
         modules: The differences of the compiled modules; None if an environment fails.
+        unwritten: Why the jaxprs cannot be compared; "" if they are.
     """
 
     target: str
@@ -291,6 +306,7 @@ class TargetChange:
     phases: tuple[Phases, ...] = ()
     peak_bytes: tuple[int, ...] = ()
     modules: ModuleDiff | None = None
+    unwritten: str = ""
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -415,8 +431,15 @@ def _compared(asked: _Asked, sides: Sequence[_Artifacts]) -> TargetChange:
     compiled = [stored_module(side.file(_AFTER)) for side in sides]
     modules = diff_modules(*compiled)
     layer: Layer = ""
-    programs = [read(side.file("program.jaxpr"), opaque=True) for side in sides]
-    if not diff(*programs).is_equivalent:
+    unwritten = next((side.unwritten for side in sides if side.unwritten), "")
+    programs: list[Program] = []
+    try:
+        paths = [] if unwritten else [side.file(_PROGRAM) for side in sides]
+        programs = [read(path, opaque=True) for path in paths]
+    except ProgramFileError as error:
+        # One release wrote a value that this one cannot make: `p.jaxpr:3:4: cannot be created`.
+        unwritten = error.message.split(": ", 1)[-1]
+    if programs and not diff(*programs).is_equivalent:
         layer = "traced"
     elif not diff_modules(*lowered).is_same:
         layer = "lowered"
@@ -432,6 +455,7 @@ def _compared(asked: _Asked, sides: Sequence[_Artifacts]) -> TargetChange:
         (before.phases, after.phases),
         tuple(module_peak(stored).peak_bytes for stored in compiled),
         modules,
+        unwritten,
     )
 
 
@@ -469,23 +493,40 @@ def _values(
 def _roundings(asked: _Asked, programs: Sequence[Program]) -> tuple[Rounding, Rounding] | None:
     """Return what rounding explains of the results; None if this process cannot load TARGET.
 
-    It needs the arguments of the runs, which this process fills in the same way.
+    It needs the arguments of the runs, which this process fills in the same way. A program with
+    primitives that the JAX of this process lacks has the rounding of the other one.
     """
+    import jax
+
     from jaxprtool.api.targets import find_entry, trace_entry
     from jaxprtool.execute.running.arrays import fill_arguments
     from jaxprtool.execute.running.rounding import Rounding, WideProgram
+    from jaxprtool.ir.equations import equations
+    from jaxprtool.jaxcompat import is_opaque, open_jaxpr
 
+    known = [
+        program
+        for program in programs
+        if not any(map(is_opaque, equations(open_jaxpr(program.jaxpr))))
+    ]
+    if not known:
+        return None
+    x64 = jax.config.jax_enable_x64
     try:
         with contextlib.redirect_stdout(sys.stderr):
             traced = trace_entry(find_entry(asked.target, asked.args, asked.factory))
-            inputs = [traced.given_to(program) for program in programs]
+            inputs = [traced.given_to(program) for program in known]
+        roundings = [
+            Rounding(
+                WideProgram(given.program), fill_arguments(given.program, given.values).arguments
+            )
+            for given in inputs
+        ]
     except JaxprToolError:
         return None
-    before, after = (
-        Rounding(WideProgram(given.program), fill_arguments(given.program, given.values).arguments)
-        for given in inputs
-    )
-    return before, after
+    finally:  # the module of a TARGET may set it, for those that follow too
+        jax.config.update("jax_enable_x64", x64)
+    return roundings[0], roundings[-1]
 
 
 # --- table ----------------------------------------------------------------------------------------
@@ -593,6 +634,8 @@ def _details(change: TargetChange) -> Iterator[str]:
     yield f"{change.target}: {_BEGINS[change.begins]}"
     if change.error:
         yield f"  {change.error}"
+    if change.unwritten:
+        yield f"  its jaxprs are not compared: {change.unwritten}"
     if change.differing_results:
         yield f"  different results: {some(change.differing_results, 4)}"
     if change.modules is not None and change.modules.lost_donations:

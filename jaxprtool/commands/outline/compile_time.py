@@ -21,6 +21,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from math import prod
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -65,13 +66,16 @@ _POLYNOMIAL = 2
 #: CPU seconds for a draw of random bits outside of marked bodies, in JAX releases where it is slow.
 DRAW = 0.2
 
+#: CPU seconds for each product with a vector, which XLA compiles one by one, also equal ones.
+VECTOR = 0.01
+
 #: XLA does not inline more equations than this into one kernel.
 _LARGEST = 60
 
 #: The programs for which the estimate was compared with XLA: they have at most this many equations
 #: for each product, this share of kernels with this many equations, and so many products with
-#: vectors, which XLA compiles one by one, for each kernel.
-_PER_PRODUCT, _LARGE_SHARE, _LARGE, _VECTORS = 40, 0.05, 30, 3
+#: vectors for each kernel.
+_PER_PRODUCT, _LARGE_SHARE, _LARGE, _VECTORS = 30, 0.05, 30, 3
 
 
 #: The key of a kernel, and the numbers of the nodes in it.
@@ -219,9 +223,11 @@ class _Counts:
         if _is_draw(node) and not marked and jaxcompat.compiles_draws_slowly():
             self.seconds += DRAW
         self.unrolled |= copies_of_body(node.eqn) > 1
-        if traits(node.eqn).expensive and traits(node.eqn).narrows:  # a product or a convolution
+        if _is_product(node.eqn):
             self.products += 1
-            self.vectors += min(len(v.aval.shape) for v in node.eqn.invars) < 2
+            if min(len(v.aval.shape) for v in node.eqn.invars) < 2:
+                self.vectors += 1
+                self.seconds += VECTOR
         if node.eqn.primitive.name == "scan":
             self._add_rows(Scan.of(node.eqn))
 
@@ -248,6 +254,17 @@ class _Counts:
             self.seen.add(key)
             self.large += size >= _LARGE
             self.seconds += KERNEL + EQUATION * size
+
+
+def _is_product(eqn: JaxprEqn) -> bool:
+    """Return True for a product or a convolution, but not for an outer product, which is fused."""
+    if not (traits(eqn).expensive and traits(eqn).narrows):
+        return False
+    numbers = eqn.params.get("dimension_numbers")
+    if not isinstance(numbers, tuple) or len(numbers) != 2:  # a convolution
+        return True
+    (contracted, _), _ = numbers
+    return prod(eqn.invars[0].aval.shape[dimension] for dimension in contracted) > 1
 
 
 def _is_draw(node: KernelNode) -> bool:
@@ -287,7 +304,7 @@ def _kernel(node: KernelNode, number: int, inlined: dict[int, _Inlined]) -> _Inl
 #: A pipeline helps if it lowers the estimated compile time by this factor, and by this many seconds
 #: of CPU time. Without an estimate, the number of different kernels counts, of programs of this
 #: many equations.
-FACTOR, LEAST_SECONDS, LEAST_EQUATIONS = 1.25, 0.2, 100
+FACTOR, LEAST_SECONDS, LEAST_EQUATIONS = 1.25, 0.3, 100
 
 
 def compile_ways(

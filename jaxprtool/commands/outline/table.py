@@ -179,7 +179,7 @@ _WHOLE_PROGRAM = "passes on the whole program"
 _SHOWN = 0.01
 
 #: Programs that compile faster than this, in seconds of CPU time, need no advice.
-_LEAST_SECONDS = 0.2
+_LEAST_SECONDS = 0.3
 
 
 def compile_ways_table(

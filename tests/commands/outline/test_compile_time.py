@@ -6,7 +6,13 @@ import pytest
 
 import jaxprtool
 from jaxprtool import jaxcompat
-from jaxprtool.commands.outline.compile_time import DRAW, compile_estimate, compile_profile
+from jaxprtool.commands.outline.compile_time import (
+    DRAW,
+    KERNEL,
+    VECTOR,
+    compile_estimate,
+    compile_profile,
+)
 
 
 def layers(count):
@@ -121,6 +127,19 @@ def test_there_is_a_time_only_for_kinds_of_programs_that_were_compared_with_xla(
     for program in (elementwise(20), unrolled(4)):
         estimate = compile_estimate(program)
         assert estimate.seconds is None and estimate.kernels > 0
+
+
+def test_outer_products_are_no_products_and_each_product_with_a_vector_is_compiled():
+    def outer(x):
+        for _ in range(5):
+            x = jnp.einsum("i,j->ij", x, x).sum(0)
+        return x
+
+    vector = jax.ShapeDtypeStruct((8,), jnp.float32)
+    assert compile_estimate(jaxprtool.trace(outer, vector)).seconds is None
+    few, many = (compile_estimate(recurrence(steps)) for steps in (5, 10))
+    kernels = many.different - few.different
+    assert many.seconds - few.seconds >= 5 * VECTOR + kernels * KERNEL
 
 
 def test_a_program_made_by_a_pass_is_of_the_kind_of_its_origin():

@@ -61,7 +61,7 @@ CASES: list[tuple[str, list[str], dict[str, str], str | None]] = [
     ("jaxprtool.trace", python("-c", TOOL), {}, WITH_JAX),
     ("explain", tool("explain"), {}, BARE),
     ("explain a pass", tool("explain", "dce"), {}, BARE),
-    ("explain a pass with rules", tool("explain", "simplify"), {}, WITH_JAX),
+    ("explain a pass with rules", tool("explain", "simplify"), {}, BARE),
     (SCRIPT, python("script.py"), {}, None),
     ("record", tool("record", "--overwrite", "script.py"), {}, SCRIPT),
 ]

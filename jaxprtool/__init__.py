@@ -20,7 +20,7 @@ __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 _METHODS = {
     "apply": ("jaxprtool.api", "applied"),
     "meshes_in": ("jaxprtool.ir.substitution", "meshes_in"),
-    "on_mesh": ("jaxprtool.ir.substitution", "on_mesh"),
+    "on_mesh": ("jaxprtool.ir.specialization", "on_mesh"),
     "origin_of": ("jaxprtool.commands.nans.nans", "origin_of"),
     "program_html": ("jaxprtool.api", "program_html"),
     "program_summary": ("jaxprtool.api", "program_summary"),

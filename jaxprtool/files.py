@@ -19,6 +19,9 @@ from typing import IO, Any, BinaryIO
 
 from jaxprtool.errors import OutputError
 
+#: The name of a file that stands for stdin or stdout.
+STDOUT = "-"
+
 #: The prefix of temporary files. A killed process leaves its temporary files behind.
 TEMPORARY = ".jaxprtool-"
 #: The environment variable of a supervised process with the mark in the names of its temporary
@@ -204,3 +207,8 @@ def opened_plain(path: str | os.PathLike[str]) -> BinaryIO:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
     raise OSError(errno.EINVAL, "it is a device or a pipe, not a regular file")
+
+
+def suffix_of(path: str | None) -> str:
+    """Return the suffix of a file name, in lower case."""
+    return os.path.splitext(path or "")[1].lower()

@@ -43,8 +43,8 @@ class CommandInfo:
         panel: The panel of `jaxprtool --help` that lists it.
         summary: What it does, in one line: the first line of its docstring.
         run: The function that is the command, as "module:function".
-        tables: The types of its results, each as "module:class", with the function that renders it
-            for the terminal, as "module:function". It takes the result and the width.
+        tables: For each type of its results, as "module:class", the function that renders it for
+            the terminal, as "module:function". It takes the result and the width.
         documents: The types of what it prints with `--json`, as "module:class".
         rules: The tables of rules by primitive that it has, to which plug-ins add, by name.
         position: Its place in its panel; commands without one follow, by name.
@@ -53,7 +53,7 @@ class CommandInfo:
     panel: str
     summary: str
     run: str
-    tables: Sequence[tuple[str, str]] = ()
+    tables: Mapping[str, str] = field(default_factory=dict)
     documents: Sequence[str] = ()
     rules: Mapping[str, str] = field(default_factory=dict)
     position: int = sys.maxsize
@@ -115,7 +115,9 @@ def tables_of_rules() -> dict[str, str]:
 def renderers() -> Mapping[str, Callable[[Any, int], Any]]:
     """Return for each type of result, as "module:class", the function that renders it."""
     return {
-        name: _when_called(path) for command in commands().values() for name, path in command.tables
+        name: _when_called(path)
+        for command in commands().values()
+        for name, path in command.tables.items()
     }
 
 

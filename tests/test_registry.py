@@ -135,7 +135,7 @@ def drawn(cost, width):
 
 
 def test_results_of_the_same_name_are_printed_each_by_its_own_table(install):
-    tables = 'tables=(("clock_command:Cost", "clock_command:drawn"),), '
+    tables = 'tables={{"clock_command:Cost": "clock_command:drawn"}}, '
     install("clock", INFO.replace("run=", f"{tables}run="), CLOCK, panel="Reference")
     renderers.cache_clear()
     try:

@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from jaxprtool.errors import ArgumentsError, ConfigurationError, JaxprToolError, did_you_mean
-from jaxprtool.recording.folder import is_run, processes, program_names, run_and_program
 
 # --- config file ----------------------------------------------------------------------------------
 # The table `[tool.jaxprtool]` of pyproject.toml, found, read and checked without importing JAX.
@@ -148,6 +147,8 @@ MAX_FILE = 1_000_000
 
 def complete_target(incomplete: str) -> list[str]:
     """Return targets with this prefix: folders, files, `file.py:function`, `run/step:loss`."""
+    from jaxprtool.recording.folder import is_run, program_names
+
     if ":" not in incomplete and is_run(os.path.dirname(incomplete)):
         run = os.path.dirname(incomplete)
         names = [os.path.join(run, name) for name in program_names(run)]
@@ -168,6 +169,8 @@ def _program_files(place: str) -> list[str]:
     """Return the files of a program: `step.jaxpr`, or `run/step` of a recorded run."""
     if place.endswith(".jaxpr"):
         return [place]
+    from jaxprtool.recording.folder import processes, run_and_program
+
     run, name = run_and_program(place) or ("", "")
     return [os.path.join(process, f"{name}.jaxpr") for process in processes(run)] if name else []
 

@@ -15,8 +15,7 @@ from contextvars import ContextVar
 from typing import IO, TYPE_CHECKING, Any, BinaryIO, TextIO, TypeAlias
 
 from jaxprtool.errors import OutputError
-from jaxprtool.files import file_written_whole, is_stream
-from jaxprtool.formats.emission import STDOUT, SUFFIXES, Emission, Format, suffix_of
+from jaxprtool.files import STDOUT, file_written_whole, is_stream, suffix_of
 from jaxprtool.render.terminal.tables import CYAN, RED, YELLOW
 
 if TYPE_CHECKING:
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from rich.spinner import Spinner
 
     from jaxprtool.errors import Details
+    from jaxprtool.formats.emission import Emission, Format
     from jaxprtool.ir.program import Program
     from jaxprtool.render.terminal.lines import Listing
     from jaxprtool.render.terminal.tables import Rendering
@@ -267,6 +267,8 @@ def check_out(
     `instead` is the command that writes it; with `page`, pages are allowed. Also raises OutputError
     for two documents on stdout.
     """
+    from jaxprtool.formats.emission import SUFFIXES
+
     if json and out == STDOUT:
         raise OutputError(
             "--json and -o - cannot both write to stdout", "write the program to a file"

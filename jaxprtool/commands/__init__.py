@@ -20,12 +20,9 @@ SHOW = CommandInfo(
         "jaxprtool.commands.show.modules:ModuleListingDocument",
         "jaxprtool.recording.recorded_run:Run",
     ),
-    tables=(
-        (
-            "jaxprtool.analysis.stats:Stats",
-            "jaxprtool.commands.show.table:stats_tables",
-        ),
-    ),
+    tables={
+        "jaxprtool.analysis.stats:Stats": "jaxprtool.commands.show.table:stats_tables",
+    },
 )
 
 BROWSE = CommandInfo(
@@ -41,12 +38,9 @@ SOURCE = CommandInfo(
     summary="Show each source line with its FLOPs, bytes and residuals.",
     run="jaxprtool.commands.source.command:source_command",
     documents=("jaxprtool.commands.source.table:SourceDocument",),
-    tables=(
-        (
-            "jaxprtool.commands.source.lines:Source",
-            "jaxprtool.commands.source.table:source_text",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.source.lines:Source": "jaxprtool.commands.source.table:source_text",
+    },
 )
 
 DIFF = CommandInfo(
@@ -58,16 +52,10 @@ DIFF = CommandInfo(
         "jaxprtool.commands.diff.table:DiffDocument",
         "jaxprtool.commands.diff.modules:ModuleDiff",
     ),
-    tables=(
-        (
-            "jaxprtool.commands.diff.modules:ModuleDiff",
-            "jaxprtool.commands.diff.table:module_diff_table",
-        ),
-        (
-            "jaxprtool.commands.diff.diff:Diff",
-            "jaxprtool.commands.diff.table:diff_text",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.diff.modules:ModuleDiff": "jaxprtool.commands.diff.table:module_diff_table",
+        "jaxprtool.commands.diff.diff:Diff": "jaxprtool.commands.diff.table:diff_text",
+    },
 )
 
 WHY = CommandInfo(
@@ -80,20 +68,11 @@ WHY = CommandInfo(
         "jaxprtool.commands.why.slices:Path",
         "jaxprtool.commands.why.gradients:GradientAnswer",
     ),
-    tables=(
-        (
-            "jaxprtool.commands.why.gradients:GradientAnswer",
-            "jaxprtool.commands.why.table:gradient_text",
-        ),
-        (
-            "jaxprtool.commands.why.slices:Path",
-            "jaxprtool.commands.why.table:path_text",
-        ),
-        (
-            "jaxprtool.commands.why.slices:Why",
-            "jaxprtool.commands.why.table:slices_by_line",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.why.gradients:GradientAnswer": "jaxprtool.commands.why.table:gradient_text",
+        "jaxprtool.commands.why.slices:Path": "jaxprtool.commands.why.table:path_text",
+        "jaxprtool.commands.why.slices:Why": "jaxprtool.commands.why.table:slices_by_line",
+    },
 )
 
 # --- Measure --------------------------------------------------------------------------------------
@@ -105,12 +84,9 @@ COST = CommandInfo(
     run="jaxprtool.commands.cost.command:cost_command",
     rules={"cost": "jaxprtool.commands.cost.rules:cost_rules"},
     documents=("jaxprtool.commands.cost.table:CostDocument",),
-    tables=(
-        (
-            "jaxprtool.commands.cost.estimate:Cost",
-            "jaxprtool.commands.cost.table:cost_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.cost.estimate:Cost": "jaxprtool.commands.cost.table:cost_table",
+    },
 )
 
 KERNELS = CommandInfo(
@@ -119,12 +95,9 @@ KERNELS = CommandInfo(
     summary="Count a program's Pallas kernels: FLOPs, HBM bytes and VMEM.",
     run="jaxprtool.commands.kernels.command:kernels_command",
     documents=("jaxprtool.commands.kernels.table:KernelsDocument",),
-    tables=(
-        (
-            "jaxprtool.commands.kernels.kernels:KernelReport",
-            "jaxprtool.commands.kernels.table:kernels_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.kernels.kernels:KernelReport": "jaxprtool.commands.kernels.table:kernels_table",
+    },
 )
 
 MEMORY = CommandInfo(
@@ -137,16 +110,10 @@ MEMORY = CommandInfo(
         "jaxprtool.commands.memory.table:MemoryDocument",
         "jaxprtool.commands.memory.table:ModuleMemoryDocument",
     ),
-    tables=(
-        (
-            "jaxprtool.commands.memory.compiled:CompiledPeak",
-            "jaxprtool.commands.memory.table:compiled_table",
-        ),
-        (
-            "jaxprtool.commands.memory.estimate:Memory",
-            "jaxprtool.commands.memory.table:memory_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.memory.compiled:CompiledPeak": "jaxprtool.commands.memory.table:compiled_table",
+        "jaxprtool.commands.memory.estimate:Memory": "jaxprtool.commands.memory.table:memory_table",
+    },
 )
 
 RESIDUALS = CommandInfo(
@@ -155,12 +122,9 @@ RESIDUALS = CommandInfo(
     summary="Show the values that a gradient keeps for its backward pass.",
     run="jaxprtool.commands.residuals.command:residuals_command",
     documents=("jaxprtool.commands.residuals.residuals:Residuals",),
-    tables=(
-        (
-            "jaxprtool.commands.residuals.residuals:Residuals",
-            "jaxprtool.commands.residuals.table:residuals_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.residuals.residuals:Residuals": "jaxprtool.commands.residuals.table:residuals_table",
+    },
 )
 
 PROFILE = CommandInfo(
@@ -172,12 +136,9 @@ PROFILE = CommandInfo(
         "jaxprtool.commands.profile.lines:Profile",
         "jaxprtool.commands.cost.table:CostDocument",
     ),
-    tables=(
-        (
-            "jaxprtool.commands.profile.lines:Profile",
-            "jaxprtool.commands.profile.table:profile_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.profile.lines:Profile": "jaxprtool.commands.profile.table:profile_table",
+    },
 )
 
 BENCH = CommandInfo(
@@ -186,12 +147,9 @@ BENCH = CommandInfo(
     summary="Time variants in turns, with confidence intervals of ratios.",
     run="jaxprtool.commands.bench.command:bench_command",
     documents=("jaxprtool.commands.bench.bench:Bench",),
-    tables=(
-        (
-            "jaxprtool.commands.bench.bench:Bench",
-            "jaxprtool.commands.bench.command:bench_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.bench.bench:Bench": "jaxprtool.commands.bench.command:bench_table",
+    },
 )
 
 OUTLINE = CommandInfo(
@@ -218,12 +176,9 @@ RECORD = CommandInfo(
     summary="Run a script; record what JAX compiles, and why it recompiles.",
     run="jaxprtool.commands.record.command:record_command",
     documents=("jaxprtool.recording.recorded_run:Run",),
-    tables=(
-        (
-            "jaxprtool.recording.recorded_run:Run",
-            "jaxprtool.commands.record.table:run_summary",
-        ),
-    ),
+    tables={
+        "jaxprtool.recording.recorded_run:Run": "jaxprtool.commands.record.table:run_summary",
+    },
 )
 
 RUN = CommandInfo(
@@ -240,12 +195,9 @@ NANS = CommandInfo(
     summary="Find the equation that produces the first NaN or infinity.",
     run="jaxprtool.commands.nans.command:nans_command",
     documents=("jaxprtool.commands.nans.command:NansDocument",),
-    tables=(
-        (
-            "jaxprtool.commands.nans.nans:NanSearch",
-            "jaxprtool.commands.nans.command:first_found",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.nans.nans:NanSearch": "jaxprtool.commands.nans.command:first_found",
+    },
 )
 
 WATCH = CommandInfo(
@@ -254,12 +206,9 @@ WATCH = CommandInfo(
     summary="Run a function and summarize its intermediate values.",
     run="jaxprtool.commands.watch.command:watch_command",
     documents=("jaxprtool.commands.watch.watch:Watched",),
-    tables=(
-        (
-            "jaxprtool.commands.watch.watch:Watched",
-            "jaxprtool.commands.watch.command:watched_text",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.watch.watch:Watched": "jaxprtool.commands.watch.command:watched_text",
+    },
 )
 
 COMPARE = CommandInfo(
@@ -268,12 +217,9 @@ COMPARE = CommandInfo(
     summary="Measure how the results of variants of a function differ.",
     run="jaxprtool.commands.compare.command:compare_command",
     documents=("jaxprtool.commands.compare.divergence:Comparison",),
-    tables=(
-        (
-            "jaxprtool.commands.compare.divergence:Comparison",
-            "jaxprtool.commands.compare.table:comparison_tables",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.compare.divergence:Comparison": "jaxprtool.commands.compare.table:comparison_tables",
+    },
 )
 
 PRECISION = CommandInfo(
@@ -282,12 +228,9 @@ PRECISION = CommandInfo(
     summary="Find the lines that have to stay in f32.",
     run="jaxprtool.commands.precision.command:precision_command",
     documents=("jaxprtool.commands.compare.variants:Precision",),
-    tables=(
-        (
-            "jaxprtool.commands.compare.variants:Precision",
-            "jaxprtool.commands.precision.command:precision_text",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.compare.variants:Precision": "jaxprtool.commands.precision.command:precision_text",
+    },
 )
 
 DETERMINISM = CommandInfo(
@@ -296,12 +239,9 @@ DETERMINISM = CommandInfo(
     summary="Run a function in several ways, and compare results bitwise.",
     run="jaxprtool.commands.determinism.command:determinism_command",
     documents=("jaxprtool.commands.compare.divergence:Determinism",),
-    tables=(
-        (
-            "jaxprtool.commands.compare.divergence:Determinism",
-            "jaxprtool.commands.determinism.table:determinism_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.compare.divergence:Determinism": "jaxprtool.commands.determinism.table:determinism_table",
+    },
 )
 
 REDUCE = CommandInfo(
@@ -370,12 +310,9 @@ SHARDINGS = CommandInfo(
     summary="Show how XLA partitions a function over devices, by line.",
     run="jaxprtool.commands.shardings.command:shardings_command",
     documents=("jaxprtool.commands.shardings.partitions:Shardings",),
-    tables=(
-        (
-            "jaxprtool.commands.shardings.partitions:Shardings",
-            "jaxprtool.commands.shardings.table:shardings_tables",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.shardings.partitions:Shardings": "jaxprtool.commands.shardings.table:shardings_tables",
+    },
 )
 
 BACKENDS = CommandInfo(
@@ -402,12 +339,9 @@ LINT = CommandInfo(
     summary="Find wasted memory and time, and likely mistakes.",
     run="jaxprtool.commands.lint.command:lint_command",
     documents=("jaxprtool.commands.lint.lint:Findings",),
-    tables=(
-        (
-            "jaxprtool.commands.lint.lint:Findings",
-            "jaxprtool.commands.lint.table:findings_by_line",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.lint.lint:Findings": "jaxprtool.commands.lint.table:findings_by_line",
+    },
 )
 
 # --- Reference ------------------------------------------------------------------------------------

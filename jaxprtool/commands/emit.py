@@ -12,14 +12,8 @@ from jaxprtool.cli import options, output
 from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
-from jaxprtool.formats.emission import (
-    STDOUT,
-    Emission,
-    Format,
-    GraphKind,
-    format_of,
-    picture_format,
-)
+from jaxprtool.files import STDOUT
+from jaxprtool.formats.emission import Emission, Format, GraphKind, format_of, picture_format
 from jaxprtool.ir.documents import document
 
 if TYPE_CHECKING:

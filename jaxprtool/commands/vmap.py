@@ -10,7 +10,8 @@ from jaxprtool.cli.options import Panel
 from jaxprtool.cli.session import FunctionOptions, command, pipeline
 from jaxprtool.commands.show.command import write_pages_or_listings
 from jaxprtool.errors import ArgumentsError
-from jaxprtool.formats.emission import STDOUT, Emission, Format
+from jaxprtool.files import STDOUT
+from jaxprtool.formats.emission import Emission, Format
 from jaxprtool.ir.notation import expressions
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from jaxprtool.errors import OutputError, did_you_mean
-from jaxprtool.files import file_written_whole
+from jaxprtool.files import STDOUT, file_written_whole, suffix_of
 
 if TYPE_CHECKING:
     from jax import Device
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from jaxprtool.formats.jaxpr.write import OpaqueEquations
     from jaxprtool.formats.lowering import XlaComputation
     from jaxprtool.ir.program import Program
-
-STDOUT = "-"
 
 
 class Format(StrEnum):
@@ -68,11 +66,6 @@ SUFFIXES = {
 
 #: The picture formats of Graphviz.
 _PICTURES = ("svg", "png", "pdf")
-
-
-def suffix_of(path: str | None) -> str:
-    """Return the suffix of a file name, in lower case."""
-    return os.path.splitext(path or "")[1].lower()
 
 
 def format_of(path: str | None, chosen: Format | None = None) -> tuple[Format, bool]:

@@ -21,6 +21,9 @@ from jaxprtool.ir.regions import holds_jaxpr, sub_jaxprs, views
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, ClosedJaxpr, Jaxpr, JaxprEqn, Literal, Var
 
+#: The primitives whose equations hold live objects that have an equivalent without them.
+LIVE = (jaxcompat.CALL_HIGH, "remat_opt")
+
 # --- equations ------------------------------------------------------------------------------------
 # Helpers for equations and values: short types, sizes, bodies, and names.
 

@@ -20,7 +20,7 @@ from jax.extend.core import primitives
 from jaxprtool import jaxcompat
 from jaxprtool.errors import UnsupportedError, described
 from jaxprtool.ir.custom_rules import jvp_params, untraceable_rule, vjp_params
-from jaxprtool.ir.equations import equations, fuses, named
+from jaxprtool.ir.equations import LIVE, equations, fuses, named
 from jaxprtool.ir.regions import High, call, copies_of_body, holds_jaxpr, regions, sub_jaxprs
 from jaxprtool.ir.rewrite import map_equations
 from jaxprtool.ir.rules import RuleTable, rule
@@ -146,9 +146,6 @@ def _stays(eqn: JaxprEqn) -> None:
 # batching its body. A `remat_opt`, the forward rule of a `custom_vjp` with `optimize_remat`, holds
 # a thunk of the function without the rule, by which JAX replaces it where no residual is used. It
 # computes, and is differentiated, like a call of its body.
-
-#: The primitives whose equations hold live objects that have an equivalent without them.
-LIVE = (jaxcompat.CALL_HIGH, "remat_opt")
 
 
 def without_live_objects(eqn: JaxprEqn) -> JaxprEqn:

@@ -9,17 +9,23 @@ operands, becomes a parameter.
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
+import jax
+import jax.export
 import numpy as np
+from jax.experimental.layout import Format
 from jax.extend.core import primitives
 from jax.lax import GatherScatterMode
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec, Sharding
 
 from jaxprtool import jaxcompat
-from jaxprtool.errors import UnsupportedError
+from jaxprtool.errors import ArgumentsError, UnsupportedError
 from jaxprtool.ir.custom_rules import (
     CustomRule,
 )
@@ -33,7 +39,9 @@ from jaxprtool.ir.equations import (
     with_operands,
 )
 from jaxprtool.ir.evaluation import RULES, Evaluation
-from jaxprtool.ir.substitution import SubstitutedBody, SubstitutedRule, Substitution
+from jaxprtool.ir.program import JitOptions, Program, type_check
+from jaxprtool.ir.regions import Call, ShardMap, view
+from jaxprtool.ir.substitution import SubstitutedBody, SubstitutedRule, Substitution, meshes_in
 from jaxprtool.ir.symbols import Sizes, value_of
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal, Var
 
@@ -484,3 +492,298 @@ def _computed(eqn: JaxprEqn, operands: Sequence[Any]) -> int | float | None:
         return scalar_type(compute(*operands))  # type: ignore[no-any-return]
     except ZeroDivisionError:  # JAX computes inf or NaN instead
         return None
+
+
+# --- meshes ---------------------------------------------------------------------------------------
+# A program on a mesh of another size, with the same axes.
+
+
+def axes_text(sizes: Mapping[Any, int]) -> str:
+    """Return the axes of a mesh as `--mesh` takes them: `data=2,model=4`."""
+    return ",".join(f"{name}={size}" for name, size in sizes.items())
+
+
+def on_mesh(program: Program, mesh: Mesh | AbstractMesh) -> Program:
+    """Return a program for a mesh that has the same axes with other sizes: `Program.on_mesh`."""
+    meshes = program.meshes or meshes_in(program.jaxpr, rules=True)
+    change = mesh_change(program.name, meshes, mesh)
+    _check_division(program, change)
+    jit = program.jit and program.jit.placed_by(change.placement)
+    result = program.replace(jaxpr=change.jaxpr(program.jaxpr), jit=jit)
+    type_check(result)
+    return result
+
+
+def _check_division(program: Program, change: MeshChange) -> None:
+    """Raise ArgumentsError for an argument or result that a new mesh does not divide."""
+    options = program.jit or JitOptions()
+    for what, values, asked in (
+        ("argument", program.arguments, options.of_arguments(program.arguments)),
+        ("result", program.results, options.of_results(program.results)),
+    ):
+        for (name, aval), option in zip(values, asked, strict=True):
+            try:
+                change.aval(aval)
+                change.require_division(aval, option.placement)
+            except Indivisible as fault:
+                raise ArgumentsError(f"{what} '{name}' of {program.name}: {fault}") from None
+
+
+def mesh_change(name: str, meshes: Sequence[Mesh | AbstractMesh], mesh: Any) -> MeshChange:
+    """Return the substitution of a mesh for the one that a program is for.
+
+    Args:
+        name: The name of the program.
+        meshes: The meshes that it mentions.
+        mesh: The new mesh, with or without devices.
+
+    Raises:
+        ArgumentsError: If the program has no mesh, several, or one with other axes.
+    """
+    if not meshes:
+        raise ArgumentsError(f"{name} has no mesh, so it cannot be put on {axes_text(mesh.shape)}")
+    texts = {tuple(old_mesh.shape.items()): axes_text(old_mesh.shape) for old_mesh in meshes}
+    if len(texts) > 1:
+        raise ArgumentsError(
+            f"{name} has several meshes ({'; '.join(texts.values())}), so their sizes cannot change"
+        )
+    ((sizes, text),) = texts.items()
+    old = dict(sizes)
+    if old.keys() != mesh.shape.keys():
+        raise ArgumentsError(
+            f"{name} is for a mesh with the axes {text}, not {axes_text(mesh.shape)}",
+            f"give a size to each of its axes: {','.join(f'{axis}=…' for axis in old)}",
+        )
+    return MeshChange(old, _in_order(mesh, tuple(old)))
+
+
+def _in_order(mesh: Mesh | AbstractMesh, names: tuple[Any, ...]) -> Mesh | AbstractMesh:
+    """Return a mesh whose axes have this order, each with its devices."""
+    places = [mesh.axis_names.index(name) for name in names]
+    types = tuple(mesh.axis_types[i] for i in places)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices.transpose(places), names, axis_types=types)
+    sizes = tuple(mesh.shape[name] for name in names)
+    return AbstractMesh(sizes, names, axis_types=types, abstract_device=mesh.abstract_device)
+
+
+class Indivisible(Exception):
+    """Raised for a dimension that the new mesh does not divide; its message has the type."""
+
+
+class MeshChange(Substitution):
+    """A substitution of one mesh for another.
+
+    Args:
+        old: The sizes of the axes before.
+        new: The mesh of the same axes, in the same order. Their types stay those of the program.
+        in_rules: Whether it is applied to rules of custom derivatives.
+    """
+
+    def __init__(
+        self, old: Mapping[Any, int], new: Mesh | AbstractMesh, in_rules: bool = False
+    ) -> None:
+        super().__init__()
+        self.old, self.new, self.in_rules = dict(old), new, in_rules
+        self._meshes: dict[Any, Any] = {}
+        self._avals: dict[Aval, Aval] = {}
+        self._contexts: dict[int, tuple[Any, Any]] = {}  # with the old ones, to keep their ids
+
+    @property
+    def sizes(self) -> dict[Any, int]:
+        """The sizes of the axes after the change."""
+        return dict(self.new.shape)
+
+    # --- meshes and shardings ---------------------------------------------------------------------
+
+    def placement(self, placement: Any) -> Any:
+        """Substitute in the sharding of an argument or result; over devices if the mesh has any."""
+        if isinstance(placement, Format):
+            return Format(placement.layout, self.placement(placement.sharding))
+        if not isinstance(placement, NamedSharding):
+            return self.leaf(placement)
+        return self._sharding(placement, True)
+
+    def leaf(self, value: Any) -> Any:
+        if isinstance(value, Mesh | AbstractMesh):
+            return self.mesh(value, isinstance(value, Mesh))
+        if isinstance(value, Format):
+            return Format(value.layout, self.leaf(value.sharding))
+        if isinstance(value, NamedSharding):
+            # Only shardings over devices have a kind of memory. Read from a file on a machine
+            # without these devices, they have no devices either.
+            return self._sharding(value, value.memory_kind is not None)
+        if isinstance(value, Sharding) and value.num_devices > 1:
+            raise UnsupportedError(
+                f"a sharding names devices but no axes of a mesh: {value}", "use a NamedSharding"
+            )
+        return value
+
+    def _sharding(self, sharding: NamedSharding, over_devices: bool) -> NamedSharding:
+        mesh = self.mesh(sharding.mesh, over_devices)
+        if mesh is sharding.mesh:
+            return sharding
+        return NamedSharding(mesh, sharding.spec, memory_kind=sharding.memory_kind)
+
+    def mesh(self, mesh: Mesh | AbstractMesh, over_devices: bool) -> Mesh | AbstractMesh:
+        """Return the new mesh with the axis types of an old one.
+
+        It has devices if `over_devices`, and if the new mesh has some.
+        """
+        if mesh.empty:
+            return mesh
+        key = mesh, over_devices
+        if key not in self._meshes:
+            names, types, new = tuple(self.old), mesh.axis_types, self.new
+            if tuple(mesh.shape.items()) not in (tuple(self.old.items()), tuple(new.shape.items())):
+                raise UnsupportedError(
+                    f"the program has another mesh, {axes_text(mesh.shape)}, in addition to "
+                    f"{axes_text(self.old)}"
+                )
+            if over_devices and isinstance(new, Mesh):
+                self._meshes[key] = Mesh(new.devices, names, axis_types=types)
+            else:
+                device = new.abstract_mesh.abstract_device or mesh.abstract_mesh.abstract_device
+                self._meshes[key] = AbstractMesh(
+                    tuple(self.sizes.values()), names, axis_types=types, abstract_device=device
+                )
+        return self._meshes[key]
+
+    # --- types, contexts and constants ------------------------------------------------------------
+
+    def array_type(self, aval: Aval) -> Aval:
+        sharding = getattr(aval, "sharding", None)
+        if sharding is None or sharding.mesh.empty:
+            return aval
+        if aval not in self._avals:
+            self.require_division(aval, sharding)
+            self._avals[aval] = aval.update(sharding=self.leaf(sharding))
+        return self._avals[aval]
+
+    def require_division(self, aval: Aval, placement: Any) -> None:
+        """Check that the new mesh divides an array with a sharding, or a layout with one.
+
+        Raises:
+            Indivisible: If it does not.
+        """
+        sharding = placement.sharding if isinstance(placement, Format) else placement
+        if not isinstance(sharding, NamedSharding) or sharding.mesh.empty:
+            return
+        for size, entry in zip(aval.shape, sharding.spec.partitions, strict=False):
+            if entry is None or entry is PartitionSpec.UNCONSTRAINED or not isinstance(size, int):
+                continue
+            axes = entry if isinstance(entry, tuple) else (entry,)
+            parts = {axis: self.sizes[axis] for axis in axes if axis in self.old}
+            if size % math.prod(parts.values()):
+                raise Indivisible(
+                    f"{type_of(aval)} has a dimension of size {size}, which {axes_text(parts)} "
+                    "does not divide"
+                )
+
+    def context(self, context: Any) -> Any:
+        if id(context) not in self._contexts:
+            settings = jaxcompat.context_settings(context)
+            mesh = settings["cur_abstract_mesh"]
+            new = context
+            if not mesh.empty:
+                new = jaxcompat.equation_context({**settings, "cur_abstract_mesh": self.leaf(mesh)})
+            self._contexts[id(context)] = context, new
+        return self._contexts[id(context)][1]
+
+    def constants(self, values: Sequence[Any], types: Sequence[Aval]) -> Sequence[Any]:
+        return [self._constant(*pair) for pair in zip(values, types, strict=True)]
+
+    def _constant(self, value: Any, aval: Aval) -> Any:
+        """Move a constant that lies on several devices: to the new ones, or to the host."""
+        if not isinstance(value, jax.Array) or value.sharding.num_devices == 1:
+            return value
+        with jax.transfer_guard("allow"):
+            if isinstance(self.new, Mesh):
+                return jax.device_put(value, self._constant_placement(value))
+            if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+                data = np.asarray(jax.random.key_data(value))
+                return jax.random.wrap_key_data(data, impl=jax.random.key_impl(value))
+            host = np.asarray(value)
+            return jaxcompat.weakly_typed(host) if aval.weak_type else host
+
+    def _constant_placement(self, value: jax.Array) -> Any:
+        try:
+            self.require_division(value.aval, value.sharding)
+        except Indivisible as fault:
+            raise UnsupportedError(f"a constant {fault}") from None
+        return self.placement(value.sharding)
+
+    # --- equations --------------------------------------------------------------------------------
+
+    def rewrites_rule(self, eqn: JaxprEqn) -> bool:
+        return True  # a rule may name the mesh, though the call does not
+
+    def rule(self, eqn: JaxprEqn) -> SubstitutedRule:
+        return SubstitutedRule(self._for_rules, eqn)
+
+    @cached_property
+    def _for_rules(self) -> MeshChange:
+        return self if self.in_rules else MeshChange(self.old, self.new, True)
+
+    def rewritten(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        return _MeshBody(self, jaxpr).made()
+
+
+class _MeshBody(SubstitutedBody):
+    """One body while its mesh is changed."""
+
+    owner: MeshChange
+
+    def equation(self, eqn: JaxprEqn) -> JaxprEqn | None:
+        self._check_shard_map(eqn)
+        try:
+            self._check_placements(eqn)
+            return super().equation(self._with_devices(eqn))
+        except Indivisible as fault:
+            raise UnsupportedError(f"in the {named(eqn)}, {fault}") from None
+
+    def _with_devices(self, eqn: JaxprEqn) -> JaxprEqn:
+        """Return an equation whose meshes have the devices of the new mesh.
+
+        In a program from a file, on a machine without these devices, its meshes have none. JAX
+        needs devices in a `shard_map` where no mesh is set; in a jit it records the mesh that is
+        set.
+        """
+        called = view(eqn)
+        is_set = not jaxcompat.context_settings(eqn.ctx)["cur_abstract_mesh"].empty
+        # JAX traces rules when it needs them, often where no mesh of devices is set.
+        stays = is_set if isinstance(called, ShardMap) else self.owner.in_rules
+        if stays or not isinstance(called, Call | ShardMap):
+            return eqn
+        meshes = {
+            name: self.owner.mesh(value, True)
+            for name, value in eqn.params.items()
+            if isinstance(value, Mesh | AbstractMesh)
+        }
+        return eqn.replace(params={**eqn.params, **meshes})
+
+    def _check_shard_map(self, eqn: JaxprEqn) -> None:
+        """Raise UnsupportedError for a `shard_map` over axes whose sizes change."""
+        old, new = self.owner.old, self.owner.sizes
+        if not isinstance(mapped := view(eqn), ShardMap):
+            return
+        manual = {*eqn.params["newly_manual_axes"], *mapped.mesh.manual_axes}
+        changed = [axis for axis in old if axis in manual and old[axis] != new[axis]]
+        if changed:
+            before, after = (axes_text({a: sizes[a] for a in changed}) for sizes in (old, new))
+            raise UnsupportedError(
+                f"the {named(eqn)} has the shapes of shards over {before}, so it cannot run over "
+                f"{after}",
+                f"trace the function again on this mesh: --mesh {axes_text(new)}",
+            )
+
+    def _check_placements(self, eqn: JaxprEqn) -> None:
+        """Check that the new mesh divides the arrays that a jit shards, as JAX does in a trace."""
+        if not isinstance(called := view(eqn), Call):
+            return
+        pairs = (
+            *zip(eqn.invars, called.operand_params.get("in_shardings", ()), strict=False),
+            *zip(eqn.outvars, called.out_params.get("out_shardings", ()), strict=False),
+        )
+        for atom, placement in pairs:
+            self.owner.require_division(atom.aval, placement)

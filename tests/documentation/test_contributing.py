@@ -59,12 +59,9 @@ CENSUS = CommandInfo(
     summary="Count the equations by primitive.",
     run="jaxprtool.commands.census.command:census_command",
     documents=("jaxprtool.commands.census.census:Census",),
-    tables=(
-        (
-            "jaxprtool.commands.census.census:Census",
-            "jaxprtool.commands.census.table:census_table",
-        ),
-    ),
+    tables={
+        "jaxprtool.commands.census.census:Census": "jaxprtool.commands.census.table:census_table",
+    },
 )"""
 
 COMMAND = {

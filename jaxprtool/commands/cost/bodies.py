@@ -41,13 +41,13 @@ from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import DropVar, Jaxpr, JaxprEqn
 
 if TYPE_CHECKING:
-    from jaxprtool.commands.cost.rules import KernelCost, KernelEquation
+    from jaxprtool.commands.cost.kernels import KernelCost, KernelEquation
 
 
 @rule(cost_rules, "pallas_call")
 def _pallas_call(eqn: JaxprEqn) -> Work | None:
     """Return the cost of a call of a kernel, or the author's estimate if its body is unknown."""
-    from jaxprtool.commands.cost.rules import counted_kernel
+    from jaxprtool.commands.cost.kernels import counted_kernel
 
     if (cost := counted_kernel(eqn)) is not None:
         read, written = cost.touched("input"), cost.touched("output")
@@ -175,7 +175,7 @@ class BodyCosts:
         if not traits(eqn).opaque:
             return None
         if id(eqn) not in self._kernels:
-            from jaxprtool.commands.cost.rules import counted_kernel  # few programs have kernels
+            from jaxprtool.commands.cost.kernels import counted_kernel  # few programs have kernels
 
             self._kernels[id(eqn)] = counted_kernel(eqn)
         return self._kernels[id(eqn)]

@@ -33,7 +33,12 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.devices import DeviceSpec
 from jaxprtool.analysis.grids import GridSteps, accesses
-from jaxprtool.commands.cost.rules import KernelCost, KernelEquation, kernel_cost, kernel_equations
+from jaxprtool.commands.cost.kernels import (
+    KernelCost,
+    KernelEquation,
+    kernel_cost,
+    kernel_equations,
+)
 from jaxprtool.commands.kernels.dimensions import (
     POSITIONS,
     BodyResizing,

@@ -19,7 +19,8 @@ import numpy as np
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.devices import DeviceSpec, device_named, device_of_kind
 from jaxprtool.analysis.grids import BlockMemory, shared_bytes
-from jaxprtool.commands.cost.rules import KernelCost, Work, kernel_cost, trip_count
+from jaxprtool.commands.cost.kernels import KernelCost, kernel_cost
+from jaxprtool.commands.cost.rules import Work, trip_count
 from jaxprtool.commands.kernels.block_sizes import (
     MOST_SHOWN,
     CompiledKernel,

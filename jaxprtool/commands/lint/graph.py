@@ -34,7 +34,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.grids import GridSteps
-    from jaxprtool.commands.cost.rules import KernelEquation
+    from jaxprtool.commands.cost.kernels import KernelEquation
 
 # --- linted program -------------------------------------------------------------------------------
 # The program that rules check: its graph, names, frames, and helpers to follow values.
@@ -103,7 +103,7 @@ class LintedProgram:
         if not nodes:
             return []
         from jaxprtool.analysis.grids import GridSteps  # few programs have kernels
-        from jaxprtool.commands.cost.rules import kernel_equations
+        from jaxprtool.commands.cost.kernels import kernel_equations
         from jaxprtool.ir.kernel_calls import kernel_call
 
         calls = ((node, kernel_call(node.eqn)) for node in nodes)

@@ -23,7 +23,8 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.grids import GridSteps
-from jaxprtool.commands.nans.compiled import (
+from jaxprtool.commands.nans.search import OriginSearch
+from jaxprtool.commands.nans.values import (
     FINITE,
     NAN,
     Evaluation,
@@ -33,7 +34,6 @@ from jaxprtool.commands.nans.compiled import (
     union,
     with_origins,
 )
-from jaxprtool.commands.nans.search import OriginSearch
 from jaxprtool.errors import described
 from jaxprtool.execute.running.arrays import wide
 from jaxprtool.ir.dtypes import is_extended

@@ -23,7 +23,7 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.nans.compiled import (
+from jaxprtool.commands.nans.values import (
     FINITE,
     INF,
     NAN,

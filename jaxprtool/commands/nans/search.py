@@ -26,21 +26,23 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool.commands.nans.compiled import (
+    CheckedShards,
+    OriginTable,
+    SearchState,
+    body_equations,
+    compiled_iterations,
+)
+from jaxprtool.commands.nans.values import (
     FINITE,
     INF,
     NAN,
-    CheckedShards,
     ConstantValue,
     DataMovement,
     Evaluation,
     Index,
     NonfiniteOrigin,
-    OriginTable,
     ProvenanceValue,
-    SearchState,
     Tracked,
-    body_equations,
-    compiled_iterations,
     first_place,
     has_state,
     is_moving,

@@ -15,7 +15,8 @@ from jaxprtool.cli.output import OnProgress
 from jaxprtool.cli.session import FunctionOptions, Named, command, only_program, pipeline
 from jaxprtool.commands.show.command import write_pages, write_pages_or_listings, write_states
 from jaxprtool.errors import JaxprToolError, OutputError, PipelineError, did_you_mean
-from jaxprtool.formats.emission import STDOUT, Emission, Format
+from jaxprtool.files import STDOUT
+from jaxprtool.formats.emission import Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.api.targets import RunInputs

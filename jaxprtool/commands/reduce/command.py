@@ -14,8 +14,8 @@ from jaxprtool.cli.options import OUTPUT, RUN, Panel
 from jaxprtool.cli.session import Session, command, only_program
 from jaxprtool.commands.show.command import write_pages
 from jaxprtool.errors import JaxprToolError, OutputError
-from jaxprtool.files import check_path
-from jaxprtool.formats.emission import STDOUT, Emission, format_of
+from jaxprtool.files import STDOUT, check_path
+from jaxprtool.formats.emission import Emission, format_of
 
 if TYPE_CHECKING:
     from jaxprtool.commands.reduce.checks import Check

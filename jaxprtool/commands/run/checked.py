@@ -12,8 +12,9 @@ import numpy as np
 from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
-from jaxprtool.commands.nans.compiled import MaskedValue, OriginCounter, has_state
+from jaxprtool.commands.nans.compiled import MaskedValue, OriginCounter
 from jaxprtool.commands.nans.nans import BadValue, find_nan
+from jaxprtool.commands.nans.values import has_state
 from jaxprtool.commands.watch.values import FORMATS, Numbers
 from jaxprtool.commands.watch.watch import WatchedRow, watch
 from jaxprtool.errors import ArgumentsError, did_you_mean

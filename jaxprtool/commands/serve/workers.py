@@ -166,7 +166,7 @@ def _import_commands() -> None:
     with launch.jax_settings_restored():
         launch.start_jax(output.silent)
     for info in registry.commands().values():
-        paths = [info.run, *(path for table in info.tables for path in table), *info.documents]
+        paths = [info.run, *info.tables, *info.tables.values(), *info.documents]
         for path in paths:
             with contextlib.suppress(Exception):  # the command says what is missing
                 importlib.import_module(path.partition(":")[0])

@@ -20,7 +20,8 @@ from jaxprtool.cli.session import (
 )
 from jaxprtool.commands.show.command import write_pages_or_listings
 from jaxprtool.errors import ArgumentsError, OutputError
-from jaxprtool.formats.emission import STDOUT, Emission, Format
+from jaxprtool.files import STDOUT
+from jaxprtool.formats.emission import Emission, Format
 
 if TYPE_CHECKING:
     from jaxprtool.commands.unzip.table import UnzipDocument

@@ -24,7 +24,7 @@ from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Var
 
 if TYPE_CHECKING:
     from jaxprtool.analysis.grids import BlockSteps
-    from jaxprtool.commands.cost.rules import KernelEquation
+    from jaxprtool.commands.cost.kernels import KernelEquation
     from jaxprtool.ir.kernel_calls import KernelBlock, KernelScratch
 
 #: Kernels with smaller blocks are copied fast enough without overlap.

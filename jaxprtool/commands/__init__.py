@@ -17,7 +17,7 @@ SHOW = CommandInfo(
     documents=(
         "jaxprtool.commands.show.command:ShowDocument",
         "jaxprtool.commands.show.command:StatsDocument",
-        "jaxprtool.commands.show.modules:ModuleListingDocument",
+        "jaxprtool.commands.show.page:ModuleListingDocument",
         "jaxprtool.recording.recorded_run:Run",
     ),
     tables={

@@ -32,7 +32,7 @@ from jaxprtool.formats.python.expressions import (
     call,
     constructors,
 )
-from jaxprtool.formats.python.rule_table import unsupported
+from jaxprtool.formats.python.rules_of_calls import unsupported
 from jaxprtool.ir.equivalence import readable_params
 from jaxprtool.jaxcompat import NO_AXIS_NAME
 from jaxprtool.passes.unzip import BindingTime, Context, Outcome, Variable, whole

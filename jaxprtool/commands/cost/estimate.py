@@ -44,7 +44,7 @@ from jaxprtool.jaxcompat.jaxprs import identity
 from jaxprtool.jaxcompat.source_locations import UserFrame
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.hlo.copies import InsertedCopy
+    from jaxprtool.ir.hlo.origins import InsertedCopy
 
 #: The criteria by which a program's cost is grouped.
 By = Literal["line", "scope", "primitive", "dtype", "argument"]

@@ -24,7 +24,6 @@ from jaxprtool.commands.cost.rules import NOTHING, Work, binary_logarithm, multi
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import Frames, Line, frames_now
 from jaxprtool.ir.hlo.buffers import CALLS, BufferAssignment
-from jaxprtool.ir.hlo.copies import inserted_copies
 from jaxprtool.ir.hlo.module import (
     Computation,
     HloModule,
@@ -36,7 +35,7 @@ from jaxprtool.ir.hlo.module import (
     submessages,
     while_trip_count,
 )
-from jaxprtool.ir.hlo.origins import OperationOrigin, OperationOrigins
+from jaxprtool.ir.hlo.origins import OperationOrigin, OperationOrigins, inserted_copies
 from jaxprtool.ir.hlo.partitions import KINDS, device_groups, result_shape
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.source_text import Place

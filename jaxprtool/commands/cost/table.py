@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from jaxprtool.commands.cost.estimate import Cost, FrameCost, Group
     from jaxprtool.commands.shardings.partitions import Shardings
     from jaxprtool.commands.source.lines import Source
-    from jaxprtool.ir.hlo.copies import InsertedCopy
+    from jaxprtool.ir.hlo.origins import InsertedCopy
 
 #: The label of groups without a name.
 _UNNAMED = {

@@ -37,9 +37,8 @@ from jaxprtool.ir.hlo.buffers import (
     buffer_assignment,
     scheduled_assignment,
 )
-from jaxprtool.ir.hlo.copies import InsertedCopy, inserted_copies
 from jaxprtool.ir.hlo.module import HloModule, compiled_module
-from jaxprtool.ir.hlo.origins import BufferOrigins
+from jaxprtool.ir.hlo.origins import BufferOrigins, InsertedCopy, inserted_copies
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.source_text import UNKNOWN, Place, place_in
 from jaxprtool.ir.trees import common_path, without_numbers

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from jaxprtool.commands.memory.compiled import CompiledPeak, LineBytes, PeakBuffer
     from jaxprtool.commands.memory.donatable import Donatable
     from jaxprtool.commands.memory.estimate import Live, Memory, Point
-    from jaxprtool.ir.hlo.copies import InsertedCopy
+    from jaxprtool.ir.hlo.origins import InsertedCopy
     from jaxprtool.ir.repetition import TemporaryMemory
 
 # --- memory ---------------------------------------------------------------------------------------

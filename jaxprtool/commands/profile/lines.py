@@ -20,9 +20,14 @@ from jaxprtool.errors import UnsupportedError
 from jaxprtool.execute.profile import Trace, TraceEvent
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import Frames, Line
-from jaxprtool.ir.hlo.copies import InsertedCopy, inserted_copies
 from jaxprtool.ir.hlo.module import HloModule
-from jaxprtool.ir.hlo.origins import CONTAINERS, OperationOrigin, OperationOrigins
+from jaxprtool.ir.hlo.origins import (
+    CONTAINERS,
+    InsertedCopy,
+    OperationOrigin,
+    OperationOrigins,
+    inserted_copies,
+)
 from jaxprtool.ir.hlo.partitions import collectives, moved_values
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.source_text import UNKNOWN, Place

@@ -31,7 +31,6 @@ from jaxprtool.commands.shardings.reasons import (
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.hlo import partitions as hlo
 from jaxprtool.ir.hlo.buffers import CALLS
-from jaxprtool.ir.hlo.copies import InsertedCopy
 from jaxprtool.ir.hlo.module import (
     Computation,
     HloModule,
@@ -42,6 +41,7 @@ from jaxprtool.ir.hlo.module import (
     integer,
     integers,
 )
+from jaxprtool.ir.hlo.origins import InsertedCopy
 from jaxprtool.ir.hlo.partitions import (
     REDUCTIONS,
     DeviceTiles,

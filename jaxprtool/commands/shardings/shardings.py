@@ -36,8 +36,8 @@ from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import in_bytes, some
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.frames import Frames, frames_now
-from jaxprtool.ir.hlo.copies import inserted_copies
 from jaxprtool.ir.hlo.module import product_flops
+from jaxprtool.ir.hlo.origins import inserted_copies
 from jaxprtool.ir.hlo.partitions import MeshAxes, spec_text
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.process import without_collector

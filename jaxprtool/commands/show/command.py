@@ -161,7 +161,7 @@ def show_command(
         if format not in ("text", "json", "html") or stats or uses is not None:
             hint = "--depth, --only, --full, --json and -o apply"
             raise OutputError("the kernels of an HLO module are listed", hint)
-        from jaxprtool.commands.show.modules import module_document, module_listing
+        from jaxprtool.commands.show.page import module_document, module_listing
 
         if format == "html":
             from jaxprtool.commands.show.page import module_page

@@ -65,7 +65,7 @@ from jaxprtool.formats.python.layout import (
     unpacking,
 )
 from jaxprtool.formats.python.module import FunctionOrigin, HexRows, Line, PythonModule
-from jaxprtool.formats.python.rule_table import python_rules
+from jaxprtool.formats.python.rules_of_calls import python_rules
 from jaxprtool.formats.python.selection import SelectedEquation, TextTemplate, selected_equations
 from jaxprtool.ir.array_files import ProgramText, constants_file, mention, write_texts
 from jaxprtool.ir.custom_rules import are_stubs, rules_followed, stubbed

@@ -47,7 +47,7 @@ from jaxprtool.formats.python.layout import (
     numbered,
     statement,
 )
-from jaxprtool.formats.python.rule_table import FROM_HEX, HELPERS, NAMED
+from jaxprtool.formats.python.rules_of_calls import FROM_HEX, HELPERS, NAMED
 from jaxprtool.formats.python.selection import TextTemplates
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations

@@ -31,8 +31,13 @@ from jaxprtool.formats.python.expressions import (
     method,
 )
 from jaxprtool.formats.python.layout import identifier
-from jaxprtool.formats.python.rule_table import GEQRF, nondefault_params, python_rules, unsupported
-from jaxprtool.formats.python.rules_of_calls import local_call
+from jaxprtool.formats.python.rules_of_calls import (
+    GEQRF,
+    local_call,
+    nondefault_params,
+    python_rules,
+    unsupported,
+)
 from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, Stub, batching_rule, callback_name
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.trees import Tree, describe

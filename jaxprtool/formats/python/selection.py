@@ -38,8 +38,13 @@ from jaxprtool.formats.python.expressions import (
     primitive,
 )
 from jaxprtool.formats.python.layout import Hole, Piece, filled_holes, flat, holes_of
-from jaxprtool.formats.python.rule_table import proposals, unsupported
-from jaxprtool.formats.python.rules_of_calls import on_number, on_platform, on_predicate
+from jaxprtool.formats.python.rules_of_calls import (
+    on_number,
+    on_platform,
+    on_predicate,
+    proposals,
+    unsupported,
+)
 from jaxprtool.ir.equivalence import Unkeyable, equivalent, parameters_key
 from jaxprtool.ir.regions import Cond
 from jaxprtool.jaxcompat import Atom, Jaxpr, JaxprEqn, Literal, Var, open_jaxpr

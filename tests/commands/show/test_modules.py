@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxprtool.commands.show.modules import module_rows
+from jaxprtool.commands.show.page import module_rows
 from tests.programs.modules import OLD, stored
 
 

@@ -9,7 +9,7 @@ import jax
 
 from jaxprtool import jaxcompat
 from jaxprtool.formats.python.emit import to_python
-from jaxprtool.formats.python.rule_table import HELPERS
+from jaxprtool.formats.python.rules_of_calls import HELPERS
 from jaxprtool.ir.program import Program
 from jaxprtool.loading.trace import trace
 

@@ -6,7 +6,7 @@ import pytest
 from jax import lax
 
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.hlo.copies import inserted_copies
+from jaxprtool.ir.hlo.origins import inserted_copies
 from tests.programs.modules import stored
 
 X, ROWS = jnp.ones(1000), jnp.arange(50)

@@ -778,12 +778,13 @@ def test_operations_as_tensorflow_writes_them():
     np.testing.assert_array_equal(program(x, w), lax.erf((x @ w).T))
 
 
-def test_random_bits_of_another_state_than_jaxs_are_refused():
+@pytest.mark.parametrize(("state", "dtype"), [("3xui64", r"uint64\[3\]"), ("2xi64", r"int64\[2\]")])
+def test_random_bits_of_another_state_than_jaxs_are_refused(state, dtype):
     text = module(
-        "%0:2 = stablehlo.rng_bit_generator %x, algorithm = PHILOX"
-        " : (tensor<3xui64>) -> (tensor<3xui64>, tensor<4xui32>)\nreturn %0#1 : tensor<4xui32>",
-        "%x: tensor<3xui64>",
+        f"%0:2 = stablehlo.rng_bit_generator %x, algorithm = PHILOX"
+        f" : (tensor<{state}>) -> (tensor<{state}>, tensor<4xui32>)\nreturn %0#1 : tensor<4xui32>",
+        f"%x: tensor<{state}>",
         "tensor<4xui32>",
     )
-    with jax.enable_x64(True), pytest.raises(UnsupportedError, match=r"its state is uint64\[3\]"):
+    with jax.enable_x64(True), pytest.raises(UnsupportedError, match=f"its state is {dtype}"):
         read_module_program(text)

@@ -751,25 +751,13 @@ def _(op: Operation, key: Any) -> Any:
         "THREE_FRY": algorithms.RNG_THREE_FRY,
         "PHILOX": algorithms.RNG_PHILOX,
     }[op.take("rng_algorithm")]
-    state, bits = op.result_types
-    if (tuple(key.shape), key.dtype.itemsize) not in (((2,), 8), ((4,), 4)):
+    if (tuple(key.shape), key.dtype) != (
+        (2,),
+        np.uint64,
+    ):  # XLA has no other, nor has JAX's lowering
         raise op.refused(f"its state is {key.dtype}[{key.shape[0]}], and JAX's is uint64[2]")
-    words = lax.rng_bit_generator(_unsigned(key), bits.shape, _unsigned(bits).dtype, algorithm)
-    return [_as_dtype(x, kind.dtype) for x, kind in zip(words, (state, bits), strict=True)]
-
-
-def _unsigned(x: Any) -> Any:
-    """Return integers as those without a sign of the same bits; others, and types, as such."""
-    name = np.dtype(x.dtype).name
-    if not name.startswith("int"):
-        return x
-    if isinstance(x, jax.ShapeDtypeStruct):
-        return jax.ShapeDtypeStruct(x.shape, f"u{name}")
-    return lax.bitcast_convert_type(x, f"u{name}")
-
-
-def _as_dtype(x: Any, dtype: Any) -> Any:
-    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+    bits = op.result_types[1]
+    return lax.rng_bit_generator(key, bits.shape, bits.dtype, algorithm)
 
 
 @rule(stablehlo_rules, "stablehlo.rng")

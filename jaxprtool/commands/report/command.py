@@ -16,11 +16,13 @@ from jaxprtool.commands.profile.command import Measure, measured_profile, requir
 from jaxprtool.commands.shardings.command import compiled_partition
 from jaxprtool.commands.show.command import write_states
 from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError
+from jaxprtool.ir.documents import document
 from jaxprtool.recording.folder import PAGE, recorded_run, run_and_program
 
 if TYPE_CHECKING:
     from jaxprtool.cli.session import Named
-    from jaxprtool.commands.cost.estimate import By
+    from jaxprtool.commands.cost.estimate import By, Cost
+    from jaxprtool.commands.memory.compiled import CompiledPeak
     from jaxprtool.commands.memory.estimate import Memory
     from jaxprtool.commands.report.page import Report
     from jaxprtool.commands.residuals.residuals import Residuals
@@ -86,7 +88,13 @@ def report_command(
 
         output.write_page(module_page(stored), out)
         if json:
-            output.write_json(ReportDocument(out, os.path.getsize(out), ()))
+            from jaxprtool.commands.cost.modules import module_cost
+            from jaxprtool.commands.memory.compiled import module_peak
+
+            work = module_cost(stored.module, "line", stored.assignment)
+            peak = module_peak(stored) if stored.module.schedule else None
+            facts = ModuleFacts(work, peak)
+            output.write_json(ReportDocument(out, os.path.getsize(out), (), facts))
         return
     from jaxprtool.commands.cost.estimate import cost, cost_by_frame
     from jaxprtool.commands.kernels.kernels import kernels
@@ -210,6 +218,20 @@ def _residuals(program: Program, argnums: int | Sequence[int]) -> Residuals | st
         return str(error)
 
 
+@document(optional=("memory",))
+class ModuleFacts(NamedTuple):
+    """What the page of an HLO module shows.
+
+    Attributes:
+        cost: The cost of its kernels by line, and the copies that XLA inserts.
+        memory: The memory at the peak; left out if the module has no schedule.
+    """
+
+    cost: Cost
+    memory: CompiledPeak | None
+
+
+@document(optional=("module",))
 class ReportDocument(NamedTuple):
     """`report`: the written page, and the summaries at its start.
 
@@ -217,8 +239,10 @@ class ReportDocument(NamedTuple):
         path: The file of the page.
         bytes: Its size, in bytes.
         programs: The summary of each program.
+        module: What the page shows, if it is that of an HLO module.
     """
 
     path: str
     bytes: int
     programs: Sequence[Summary]
+    module: ModuleFacts | None = None

@@ -13,6 +13,7 @@ import pytest
 
 import jaxprtool
 from tests.documentation.blocks import ROOT
+from tests.programs.modules import OLD
 from tests.share import on_one_release
 
 MODEL = """
@@ -260,3 +261,15 @@ def test_a_page_has_the_suffix_of_one(cli, folder):
     wrong = cli("report", "model.py:loss", "-o", "report.txt")
     assert wrong.code == 2 and not (folder / "report.txt").exists()
     assert wrong.err == "error: report writes .html files, but -o names 'report.txt'\n"
+
+
+def test_the_document_of_an_hlo_module_has_its_cost_and_memory(cli, folder):
+    (folder / "old.hlo").write_text(OLD)
+    done = cli("report", "old.hlo", "-o", "page.html", "--json")
+    document = json.loads(done.out)
+    assert document["programs"] == [] and document["module"]["cost"]["total"]["flops"] == 256
+    lines = [group["name"] for group in document["module"]["cost"]["groups"]]
+    assert lines == ["step.py:7", "step.py:8"]
+    memory = json.loads(cli("memory", "old.hlo", "--json").out)
+    peak = document["module"]["memory"]
+    assert peak["peak_bytes"] == memory["peak_bytes"] > 0

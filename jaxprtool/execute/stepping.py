@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax import numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, PartitionSpec, SingleDeviceSharding
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import Details
@@ -33,6 +33,7 @@ from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import bodies, equations, has_external_effect, named
 from jaxprtool.ir.equivalence import action_difference
 from jaxprtool.ir.evaluation import (
+    CPU_RULES,
     RULES,
     Interpreter,
     LoopOperands,
@@ -133,6 +134,12 @@ class SteppingInterpreter(Interpreter):
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         return self.effects.results(eqn, operands)
+
+    def stack(self, rows: Sequence[Any], var: Var) -> Any:
+        if not rows or not all(map(_is_numpys, rows)):
+            return super().stack(rows, var)
+        whole = np.stack([np.asarray(row) for row in rows])
+        return jaxcompat.array_beside(whole, var.aval.weak_type, rows[0])
 
     def enter(self, body: ClosedJaxpr, operands: list[Any], predicate: Any = None) -> list[Any]:
         self.frames[-1].entered += 1
@@ -376,20 +383,42 @@ _NUMPY_SIZE = 1 << 16
 def _bind_quickly(eqn: JaxprEqn, operands: Sequence[Any]) -> Sequence[Any]:
     """Return the results of an equation as `bind` does, by NumPy if its bits are the same.
 
-    XLA compiles a kernel for each equation of other shapes, which takes tens of milliseconds.
+    XLA compiles a kernel for each equation of other shapes, which takes tens of milliseconds. The
+    bits of a NaN may differ.
     """
     arrays = [x for x in operands if isinstance(x, jax.Array)]
-    is_plain = eqn.primitive.name in RULES and all(map(_is_small, (*eqn.invars, *eqn.outvars)))
-    if not is_plain or eqn.outvars[0].aval.weak_type or not all(map(is_on_host, arrays)):
+    is_plain = eqn.primitive.name in CPU_RULES and all(map(_is_small, (*eqn.invars, *eqn.outvars)))
+    if not is_plain or not all(map(_is_on_cpu, arrays)):
         return bind(eqn, operands)
-    pairs = zip(operands, eqn.invars, strict=True)
-    result = evaluate_exactly(eqn, [np.asarray(x, atom.aval.dtype) for x, atom in pairs])
+    pairs, weak = zip(operands, eqn.invars, strict=True), eqn.outvars[0].aval.weak_type
+    values = [np.asarray(x, atom.aval.dtype) for x, atom in pairs]
+    # The result of literals is on the default device, whichever this is.
+    result = evaluate_exactly(eqn, values, CPU_RULES if arrays else RULES)
     if result is None:
         return bind(eqn, operands)
-    return [jax.device_put(result, next((x.sharding for x in arrays if x.committed), None))]
+    if not arrays:
+        return [jaxcompat.weakly_typed(result) if weak else jax.device_put(result)]
+    device = next((x for x in arrays if x.committed), arrays[0])
+    return [jaxcompat.array_beside(result, weak, device)]
 
 
-def _is_small(atom: Atom) -> bool:
+def _is_on_cpu(array: jax.Array) -> bool:
+    return type(array.sharding) is SingleDeviceSharding and is_on_host(array)
+
+
+def row_quickly(stack: Any, i: int) -> Any:
+    """Return the slice at one index of the first axis, by NumPy if possible."""
+    if not _is_numpys(stack):
+        return row_of(stack, i)
+    return jaxcompat.array_beside(np.array(np.asarray(stack)[i]), stack.aval.weak_type, stack)
+
+
+def _is_numpys(value: Any) -> bool:
+    """Return True for a small array of a CPU."""
+    return isinstance(value, jax.Array) and _is_small(value) and _is_on_cpu(value)
+
+
+def _is_small(atom: Atom | jax.Array) -> bool:
     """Return True for an array of few numbers that names no mesh."""
     aval = atom.aval
     is_plain = not is_extended(aval.dtype) and mesh_of(aval) is None
@@ -475,7 +504,7 @@ class ExecutionTrace(Interpreter):
         return value.data
 
     def row(self, value: TracedValue, i: int) -> TracedValue:
-        return TracedValue(row_of(value.data, i), value.made)
+        return TracedValue(row_quickly(value.data, i), value.made)
 
     def stack(self, rows: Sequence[TracedValue], var: Var) -> TracedValue:
         executions = dict.fromkeys(execution for row in rows for execution in row.made)

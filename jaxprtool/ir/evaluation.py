@@ -8,7 +8,7 @@ the hooks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -228,11 +228,12 @@ def _no_rows(var: Var) -> Any:
 Evaluation = Callable[..., np.ndarray | None]
 
 
-def _on(kinds: str, function: np.ufunc) -> Evaluation:
+def _on(kinds: str, function: Callable[..., Any], any_nan: bool = False) -> Evaluation:
     """Return a rule for dtypes of these kinds. Integers are computed in their own type, and wrap.
 
-    Floats must have 32 or 64 bits, where IEEE 754 prescribes the bits. They must not be NaN, whose
-    bits it does not prescribe, or subnormal, which a backend may flush to 0.
+    Floats must have 32 or 64 bits, where IEEE 754 prescribes the bits. They must not be subnormal,
+    which a backend may flush to 0, or NaN, whose bits it does not prescribe; with `any_nan`, a NaN
+    may have other bits.
     """
 
     def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
@@ -240,15 +241,15 @@ def _on(kinds: str, function: np.ufunc) -> Evaluation:
             return None
         with np.errstate(all="ignore"):
             result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)
-        return result if all(map(_is_prescribed, (*operands, result))) else None
+        return result if all(_is_prescribed(x, any_nan) for x in (*operands, result)) else None
 
     return rule
 
 
-def _is_prescribed(x: np.ndarray) -> bool:
+def _is_prescribed(x: np.ndarray, any_nan: bool = False) -> bool:
     if x.dtype.kind != "f":
         return True
-    if x.dtype.itemsize not in (4, 8) or np.isnan(x).any():
+    if x.dtype.itemsize not in (4, 8) or not (any_nan or not np.isnan(x).any()):
         return False
     return not ((x != 0) & (np.abs(x) < np.finfo(x.dtype).tiny)).any()
 
@@ -318,27 +319,32 @@ def _without_options(rule: Evaluation) -> Evaluation:
     return plain
 
 
+#: The kinds of dtypes and the function of primitives that NumPy computes.
+_NUMERIC: dict[str, tuple[str, np.ufunc]] = {
+    "add": ("iuf", np.add),
+    "sub": ("iuf", np.subtract),
+    "mul": ("iuf", np.multiply),
+    "neg": ("if", np.negative),
+    "abs": ("if", np.abs),
+    "floor": ("f", np.floor),
+    "ceil": ("f", np.ceil),
+    "max": ("biu", np.maximum),
+    "min": ("biu", np.minimum),
+    "and": ("biu", np.bitwise_and),
+    "or": ("biu", np.bitwise_or),
+    "xor": ("biu", np.bitwise_xor),
+    "not": ("biu", np.invert),
+    "eq": ("biuf", np.equal),
+    "ne": ("biuf", np.not_equal),
+    "lt": ("biuf", np.less),
+    "le": ("biuf", np.less_equal),
+    "gt": ("biuf", np.greater),
+    "ge": ("biuf", np.greater_equal),
+}
+
 _RULES: dict[str, Evaluation] = {
-    "add": _on("iuf", np.add),
-    "sub": _on("iuf", np.subtract),
-    "mul": _on("iuf", np.multiply),
+    **{name: _on(*row) for name, row in _NUMERIC.items()},
     "div": _divide,
-    "neg": _on("if", np.negative),
-    "abs": _on("if", np.abs),
-    "floor": _on("f", np.floor),
-    "ceil": _on("f", np.ceil),
-    "max": _on("biu", np.maximum),
-    "min": _on("biu", np.minimum),
-    "and": _on("biu", np.bitwise_and),
-    "or": _on("biu", np.bitwise_or),
-    "xor": _on("biu", np.bitwise_xor),
-    "not": _on("biu", np.invert),
-    "eq": _on("biuf", np.equal),
-    "ne": _on("biuf", np.not_equal),
-    "lt": _on("biuf", np.less),
-    "le": _on("biuf", np.less_equal),
-    "gt": _on("biuf", np.greater),
-    "ge": _on("biuf", np.greater_equal),
     "convert_element_type": _convert,
     "broadcast_in_dim": _broadcast,
     "iota": _iota,
@@ -356,9 +362,95 @@ _RULES: dict[str, Evaluation] = {
 RULES = {name: _without_options(rule) for name, rule in _RULES.items()}
 
 
-def evaluate_exactly(eqn: JaxprEqn, operands: Sequence[np.ndarray]) -> np.ndarray | None:
+def _quotient(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    divide = _on("f", np.divide, any_nan=True)
+    if x.shape == y.shape:
+        return divide(eqn, x, y)
+    if y.shape or x.size == 1:
+        return None
+    # XLA multiplies by the reciprocal of a scalar.
+    reciprocal = divide(eqn, np.ones_like(y), y)
+    return None if reciprocal is None else _on("f", np.multiply, any_nan=True)(eqn, x, reciprocal)
+
+
+def _power(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    return _on("iuf", np.square, any_nan=True)(eqn, x) if eqn.params["y"] == 2 else None
+
+
+def _greatest(function: Callable[..., Any]) -> Evaluation:
+    """Return a rule for a maximum or a minimum, which of 0 and -0 may be either."""
+    compute = _on("biuf", function, any_nan=True)
+
+    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
+        floats = [x for x in operands if x.dtype.kind == "f"]
+        if any((np.signbit(x) & (x == 0)).any() for x in floats):
+            return None
+        return compute(eqn, *operands)
+
+    return rule
+
+
+def _reduced(function: np.ufunc) -> Evaluation:
+    def rule(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+        axes = tuple(eqn.params["axes"])
+        if not x.size:
+            return None
+        return _greatest(lambda x: function.reduce(x, axes))(eqn, x)
+
+    return rule
+
+
+def _to_dtype(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    target = eqn.outvars[0].aval.dtype
+    if x.dtype.kind == "f" and x.dtype.itemsize in (4, 8) and target in (x.dtype, bool):
+        return x.astype(target) if _is_prescribed(x, any_nan=True) else None
+    return _convert(eqn, x)
+
+
+def _starts(eqn: JaxprEqn, x: np.ndarray, size: Sequence[int], at: Sequence[Any]) -> Any:
+    """Return the slice of a size at a place, moved so that it is inside of an array."""
+    bounds = zip(map(int, at), x.shape, size, strict=True)
+    starts = [min(max(start, 0), n - k) for start, n, k in bounds]
+    return tuple(slice(start, start + k) for start, k in zip(starts, size, strict=True))
+
+
+def _dynamic_slice(eqn: JaxprEqn, x: np.ndarray, *at: np.ndarray) -> np.ndarray | None:
+    return x[_starts(eqn, x, eqn.params["slice_sizes"], at)]
+
+
+def _dynamic_update(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray, *at: np.ndarray) -> np.ndarray:
+    result = x.copy()
+    result[_starts(eqn, x, y.shape, at)] = y
+    return result
+
+
+_CPU_RULES: dict[str, Evaluation] = {
+    **_RULES,
+    **{name: _on(*row, any_nan=True) for name, row in _NUMERIC.items()},
+    "add_any": _on("iuf", np.add, any_nan=True),
+    "div": _quotient,
+    "square": _on("iuf", np.square, any_nan=True),
+    "integer_pow": _power,
+    "sqrt": _on("f", np.sqrt, any_nan=True),
+    "is_finite": _on("f", np.isfinite, any_nan=True),
+    "max": _greatest(np.maximum),
+    "min": _greatest(np.minimum),
+    "reduce_max": _reduced(np.maximum),
+    "reduce_min": _reduced(np.minimum),
+    "convert_element_type": _to_dtype,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+}
+
+#: Rules by primitive for equations that a CPU computes on their own. Only a NaN's bits may differ.
+CPU_RULES = {name: _without_options(rule) for name, rule in _CPU_RULES.items()}
+
+
+def evaluate_exactly(
+    eqn: JaxprEqn, operands: Sequence[np.ndarray], rules: Mapping[str, Evaluation] = RULES
+) -> np.ndarray | None:
     """Return the result of an equation, or None if a backend might compute other bits."""
-    rule = RULES.get(eqn.primitive.name)
+    rule = rules.get(eqn.primitive.name)
     result = None if rule is None else rule(eqn, *operands)
     return None if result is None else np.array(result, order="C")
 

@@ -89,6 +89,7 @@ from jaxprtool.jaxcompat.jaxprs import (
     allocates_refs,
     allowed_in_loops,
     apply_jax_dce_rule,
+    array_beside,
     array_type,
     as_literal,
     axes_bound,

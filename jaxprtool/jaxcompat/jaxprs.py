@@ -28,6 +28,7 @@ from jax._src.dtypes import ExtendedDType
 from jax._src.export import shape_poly
 from jax._src.interpreters import partial_eval as pe
 from jax._src.interpreters.batching import AxisData
+from jax._src.interpreters.pxla import batched_device_put
 from jax._src.lax import lax
 from jax._src.lax.control_flow import solves
 from jax._src.lib import xla_client
@@ -430,6 +431,13 @@ def weakly_typed(value: Any) -> jax.Array:
         array = jax.device_put(value)
     aval = array.aval.update(weak_type=True)
     return type(array)(aval, array.sharding, array._arrays, committed=array.committed)
+
+
+def array_beside(value: np.ndarray, weak_type: bool, other: jax.Array) -> jax.Array:
+    """Return an array on the one device of another. `jax.device_put` takes four times as long."""
+    aval = jax.core.ShapedArray(value.shape, value.dtype, weak_type=weak_type)
+    devices, committed = list(other.devices()), other.committed
+    return batched_device_put(aval, other.sharding, [value], devices, committed, enable_x64=True)
 
 
 def physical_element(dtype: Any) -> jax.core.ShapedArray:

@@ -127,7 +127,23 @@ def faulty_mjx() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return step, ((angles.at[0].set(jnp.inf), speeds), control)
 
 
-FAULTY = {"faulty_ppo": faulty_ppo, "faulty_mjx": faulty_mjx}
+def faulty_diffrax() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the gradient of a Diffrax solve, with the norm of a difference that starts at zero."""
+    equinox = importlib.import_module("equinox")
+    diffrax_gradient = importlib.import_module("tests.models.zoo.diffrax_gradient")
+    _, (field, start) = diffrax_gradient.model()
+
+    def loss(field: Any, start: Any) -> Any:
+        return diffrax_gradient.loss(lambda y: field(y) - jnp.linalg.norm(y - start), start)
+
+    return equinox.filter_value_and_grad(loss), (field, start)
+
+
+FAULTY = {
+    "faulty_ppo": faulty_ppo,
+    "faulty_mjx": faulty_mjx,
+    "faulty_diffrax": faulty_diffrax,
+}
 
 
 def measured_model(name: str, means: str, results: Any) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
-from operator import or_
+from operator import and_, or_
 from typing import Any
 
 import jax
@@ -428,13 +428,16 @@ def _devices(value: Tracked | None, state: int) -> Iterator[str]:
 # followed through operations that usually forward them, such as a mask; other values computed from
 # them must be finite.
 
-#: The maximum number of elements of values that are concatenated for the check; larger ones would
+#: The maximum number of elements of values that are checked together; larger ones would
 #: be kept alive.
 _SMALL = 1024
 
 #: The maximum number of values with a possible infinity in one body. Each needs its own kernels,
 #: into which XLA duplicates the computation of the value.
 _INFINITE = 250
+
+#: Operations that XLA combines with others: `exp(a) * exp(b)`, `log(pow(a, b))`, `sqrt(a) ** 2`.
+_COMBINED = frozenset({"exp", "exp2", "pow", "rsqrt", "sqrt"})
 
 
 class _TooMany(Exception):
@@ -524,17 +527,13 @@ class _Screener(Interpreter):
 
     def flag(self) -> Any:
         """Return the traced flag for any NaN or infinity produced."""
-        by_dtype: dict[Any, list[Any]] = {}
-        whole: list[Any] = []
+        # One kernel for all values of a shape compiles faster than one for each.
+        by_shape: dict[Any, list[Any]] = {}
         for x in map(jnp.asarray, (*self._unchecked.values(), *self._checked)):
-            if x.size > _SMALL:
-                whole.append(x)
-            else:
-                by_dtype.setdefault(x.dtype, []).append(jnp.ravel(x))
-        # One concatenated array needs one kernel, which compiles faster than many.
-        whole += map(jnp.concatenate, by_dtype.values())
-        flags = [*(~jnp.isfinite(x).all() for x in whole), *self._flags]
-        return reduce(or_, flags, jnp.array(False))
+            shared = x.shape if x.size <= _SMALL else len(by_shape)
+            by_shape.setdefault(shared, []).append(jnp.isfinite(x))
+        flags = [~reduce(and_, finite).all() for finite in by_shape.values()]
+        return reduce(or_, [*flags, *self._flags], jnp.array(False))
 
     def require(self, value: _Screened, allowed: int) -> None:
         """Set the flag if a value has a state that is not allowed."""
@@ -574,8 +573,8 @@ class _Screener(Interpreter):
             left = [self._unchecked.pop(id(x.data), None) is not None for x in operands]
             makes |= any(left)
         if makes or state & INF:
-            if like.costly:
-                # XLA may combine the product of two of these into one, whose result may be finite.
+            if eqn.primitive.name in _COMBINED:
+                # XLA may combine two of these into one, whose result may be finite.
                 self._checked.append(data)
             else:
                 self._unchecked[id(data)] = data

@@ -54,9 +54,14 @@ from jaxprtool.commands.nans.values import (
     with_origins,
 )
 from jaxprtool.execute.running.arrays import plain_array
-from jaxprtool.execute.stepping import Progress, SteppingInterpreter, bodies_of
+from jaxprtool.execute.stepping import (
+    Progress,
+    SteppingInterpreter,
+    bodies_of,
+    row_quickly,
+)
 from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
-from jaxprtool.ir.evaluation import LoopOperands, bind, row_of, slice_number
+from jaxprtool.ir.evaluation import LoopOperands, bind, slice_number
 from jaxprtool.ir.regions import Scan, ShardMap, While, holds_jaxpr, regions, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
@@ -157,7 +162,7 @@ class OriginSearch(SteppingInterpreter):
 
     def row(self, value: Tracked, i: int) -> Tracked:
         moved = DataMovement([value], i)
-        row = Tracked(row_of(value.data, i), value.step, (), value.name, value.position, moved)
+        row = Tracked(row_quickly(value.data, i), value.step, (), value.name, value.position, moved)
         self._retain(moved, 0)
         return with_origins(row, value.origins)
 

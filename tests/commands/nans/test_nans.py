@@ -282,13 +282,13 @@ def of_rounds(count, start=10.0, reverse=False):
 @pytest.fixture
 def by_hand(monkeypatch):
     """Return the equations that run one by one, by primitive."""
-    names = []
+    names, run = [], stepping.Effects.results
 
-    def counted(eqn, operands):
+    def counted(self, eqn, operands):
         names.append(eqn.primitive.name)
-        return bind(eqn, operands)
+        return run(self, eqn, operands)
 
-    monkeypatch.setattr(stepping, "bind", counted)
+    monkeypatch.setattr(stepping.Effects, "results", counted)
     return names
 
 
@@ -797,7 +797,61 @@ def test_a_small_equation_is_computed_without_a_kernel_where_its_operands_are(mo
 def test_a_large_equation_and_one_of_unprescribed_bits_are_left_to_xla(monkeypatch):
     bound = []
     monkeypatch.setattr(stepping, "bind", lambda eqn, xs: bound.append(eqn) or bind(eqn, xs))
-    for x in (jnp.zeros(1 << 17), jnp.array([jnp.nan]), jnp.array([1e-40])):
-        program = jaxprtool.trace(lambda x: x + x, x)
+    unprescribed = (
+        (lambda x: x + x, jnp.zeros(1 << 17)),
+        (lambda x: x + x, jnp.array([1e-40])),
+        (lambda x: x / np.float32(2e38), jnp.array([1.0, 2.0])),
+        (lambda x: jnp.maximum(x, -0.0), jnp.zeros(2)),
+        (jnp.exp, jnp.ones(2)),
+        (jnp.sum, jnp.ones(2)),
+    )
+    for function, x in unprescribed:
+        program = jaxprtool.trace(function, x)
         stepping.SteppingInterpreter().run(program.jaxpr, [x])
-    assert len(bound) == 3
+    assert len(bound) == len(unprescribed)
+
+
+#: Functions of a matrix `x`, its reverse `y` and integers `i`, each of one equation or two.
+NUMPYS = {
+    "sums": lambda x, y, i: (x + y, x - y, x * y, -x, abs(x), lax.square(x), lax.integer_pow(x, 2)),
+    "sums of cotangents": lambda x, y, i: jax.vjp(lambda z: (z, z * 1), x)[1]((x, y)),
+    "quotients": lambda x, y, i: (x / y, x / 3, x / x[0, 0], x[:1, :1] / y[:1, :1], x / 0.0),
+    "roots": lambda x, y, i: lax.sqrt(x),
+    "extremes": lambda x, y, i: (
+        lax.max(x, y), lax.min(x, y), x.max(0), x.min((0, 1)), lax.max(i, i[::-1]), i.max(1),
+    ),
+    "comparisons": lambda x, y, i: (x < y, x == x, lax.is_finite(x), x != y, x >= 2),
+    "types": lambda x, y, i: (x.astype(bool), i.astype("float32"), (x > 1).astype("float32")),
+    "slices": lambda x, y, i: (
+        lax.dynamic_slice(x, (i[0, 0], -9), (1, 2)), lax.dynamic_slice(i, (1, 9), (1, 2)),
+        lax.dynamic_update_slice(x, y[:1, 1:], (i[0, 1], 0)),
+    ),
+    "loops": lambda x, y, i: lax.scan(lambda c, row: (c + row, (row, 2.0)), x[0], y),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMPYS)
+def test_numpy_computes_what_a_kernel_computes(name, monkeypatch):
+    numbers = np.array([[1.5, -3, 7], [np.nan, np.inf, 0.1], [4, -np.inf, 3e38]], np.float32)
+    arguments = numbers, numbers[::-1].copy(), np.array([[7, -2], [2**31 - 1, 3]], np.int32)
+    program = jaxprtool.trace(NUMPYS[name], *arguments)
+    found = []
+    for by_numpy in (True, False):
+        if not by_numpy:
+            monkeypatch.setattr(stepping, "_bind_quickly", bind)
+            monkeypatch.setattr(stepping, "_is_numpys", lambda value: False)
+        steps = stepping.SteppingInterpreter()
+        found.append(steps.run(program.jaxpr, list(map(jnp.asarray, arguments))))
+    for ours, theirs in zip(*found, strict=True):
+        assert jax.typeof(ours) == jax.typeof(theirs) and np.array_equal(
+            ours, theirs, equal_nan=ours.dtype.kind == "f"
+        )
+
+
+def test_numpy_computes_all_of_its_functions(monkeypatch):
+    monkeypatch.setattr(stepping, "bind", None)
+    numbers = np.array([[1.5, -3, 7], [np.nan, np.inf, 0.1], [4, -np.inf, 3e38]], np.float32)
+    arguments = numbers, numbers[::-1].copy(), np.array([[7, -2], [2**31 - 1, 3]], np.int32)
+    for name, function in NUMPYS.items():
+        program = jaxprtool.trace(function, *arguments)
+        stepping.SteppingInterpreter().run(program.jaxpr, list(map(jnp.asarray, arguments)))

@@ -344,7 +344,7 @@ def compile_ways(
                 program = Pipeline(other.steps[-1:])(result)
         except JaxprToolError:
             continue  # a pass does not support the result of roll or outline
-        if not isinstance(program, Program):
+        if not isinstance(program, Program) or program.jaxpr is result.jaxpr:
             continue
         estimate = compile_estimate(program, original.estimate)
         if estimate is not None and _work(estimate) * FACTOR < _work(original.estimate):

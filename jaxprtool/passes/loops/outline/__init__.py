@@ -49,11 +49,11 @@ from jaxprtool.passes.loops.outline.choice import (
     Segment,
     SegmentChoice,
     SegmentCopy,
-    Tokens,
     Windows,
     calls,
     copied,
     first_equation,
+    first_text,
     rough_tokens,
     scopes,
     source_of_item,
@@ -140,10 +140,12 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     bodies = ProgramBodies(_inlined(program))
     if not any(_may_repeat(bodies, cost) for cost in costs):
         return program
-    tokens, names = Tokens(), UsedNames(bodies.names)
+    text: ItemSequence | None
+    (text, tokens), names = first_text(bodies), UsedNames(bodies.names)
     for cost in costs:
         for _ in range(MAX_ITERATIONS):
-            if not _outline(bodies, tokens, names, cost):
+            latest, text = text or text_of(list(bodies), tokens), None
+            if not _outline(bodies, latest, names, cost):
                 break
     if not bodies.shared:
         return program
@@ -171,10 +173,9 @@ def _may_repeat(bodies: ProgramBodies, costs: Costs) -> bool:
     return any(groups for _, groups in windows.groups(costs.equations, costs.copies))
 
 
-def _outline(bodies: ProgramBodies, tokens: Tokens, names: UsedNames, costs: Costs) -> bool:
+def _outline(bodies: ProgramBodies, text: ItemSequence, names: UsedNames, costs: Costs) -> bool:
     """Replace the segments that save most by calls; return False if none saves anything."""
     old_bodies = list(bodies)
-    text = text_of(old_bodies, tokens)
     calls: dict[int, tuple[int, SegmentCopy]] = {}
     for segment in SegmentChoice(text, costs).segments():
         body, segment_calls = outlined(text, segment, names)

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.backends import anchor, cached_method
+from jaxprtool.ir.backends import JaxprCache, anchor, cached_method
 from jaxprtool.ir.equations import (
     Contains,
     bodies,
@@ -643,7 +643,7 @@ class Tokens:
     def __init__(self) -> None:
         self._known: dict[Hashable, int] = {}
         self._types: dict[int, tuple[Aval, int]] = {}
-        self._unique_tokens = count(-1, -1)
+        self._unique = 0
         self._sows = Contains(lambda eqn: eqn.primitive is sow_p or scope_of(eqn) is not None)
         #: By the id of the item, which is kept alive here too.
         self._items: dict[int, tuple[Item, ItemToken]] = {}
@@ -657,7 +657,19 @@ class Tokens:
 
     def unique_token(self) -> int:
         """Return a new, unique token."""
-        return next(self._unique_tokens)
+        self._unique -= 1
+        return self._unique
+
+    def copy(self) -> Tokens:
+        """Return a copy, to which new items are added independently."""
+        other = Tokens()
+        other._known, other._types, other._items = (
+            self._known.copy(),
+            self._types.copy(),
+            self._items.copy(),
+        )
+        other._unique = self._unique
+        return other
 
     def _new(self, item: Item) -> ItemToken:
         if isinstance(item, SegmentCopy):
@@ -731,6 +743,21 @@ def rough_tokens(jaxprs: Iterable[Jaxpr]) -> Positions:
             tokens.append(numbers.setdefault(key, len(numbers)))
         tokens.append(-1 - len(tokens))
     return np.array(tokens)
+
+
+#: The text of a program in which nothing is outlined: the pass `outline` runs several times, with
+#: other costs.
+_first_texts = JaxprCache()
+
+
+def first_text(bodies: ProgramBodies) -> tuple[ItemSequence, Tokens]:
+    """Return the sequence of all items of a program, and their tokens."""
+    known = _first_texts.of(bodies.jaxpr)
+    if "text" not in known:
+        tokens = Tokens()
+        known["text"] = text_of(list(bodies), tokens), tokens
+    text, tokens = known["text"]
+    return text, tokens.copy()
 
 
 def text_of(bodies: Sequence[OutlineBody], tokens: Tokens) -> ItemSequence:

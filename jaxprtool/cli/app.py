@@ -238,6 +238,7 @@ def run_command_line(arguments: list[str]) -> int:
         launch.command_line.set(tuple(arguments))
         with (
             process.limit_raised(),
+            process.rare_collections(),
             launch.jax_settings_restored(),
             group.make_context(PROGRAM, arguments) as context,
         ):

@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 import time
@@ -43,3 +44,18 @@ def test_a_system_that_does_not_count_says_nothing(monkeypatch):
     monkeypatch.setattr(process, "_cpu_seconds", lambda: None)
     monkeypatch.setattr(process, "_LEAST_SECONDS", 0.0)
     assert OtherPrograms().cpus() is None
+
+
+# --- collector --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("own", "during"), [(700, 20_000), (0, 0), (10**6, 10**6)])
+def test_the_collector_runs_rarely_during_a_command(own, during):
+    before = gc.get_threshold()
+    gc.set_threshold(own)
+    try:
+        with process.rare_collections():
+            assert gc.get_threshold()[0] == during
+        assert gc.get_threshold()[0] == own
+    finally:
+        gc.set_threshold(*before)

@@ -34,6 +34,7 @@ from jaxprtool.ir.documents import Number, Printed, document
 from jaxprtool.ir.equations import bodies, weak_marks
 from jaxprtool.ir.equivalence import is_cast
 from jaxprtool.ir.frames import frames_now
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import (
     Program,
     ProgramSignature,
@@ -248,6 +249,7 @@ class Diff(Printed):
         return self.verdict == "equivalent"
 
 
+@without_collector()
 def diff(p: Program | AnyJaxpr, q: Program | AnyJaxpr) -> Diff:
     """Match two programs and return their differences.
 

@@ -436,9 +436,6 @@ _SMALL = 1024
 #: into which XLA duplicates the computation of the value.
 _INFINITE = 250
 
-#: Operations that XLA combines with others: `exp(a) * exp(b)`, `log(pow(a, b))`, `sqrt(a) ** 2`.
-_COMBINED = frozenset({"exp", "exp2", "pow", "rsqrt", "sqrt"})
-
 
 class _TooMany(Exception):
     """Too many values may have an infinity."""
@@ -573,8 +570,8 @@ class _Screener(Interpreter):
             left = [self._unchecked.pop(id(x.data), None) is not None for x in operands]
             makes |= any(left)
         if makes or state & INF:
-            if eqn.primitive.name in _COMBINED:
-                # XLA may combine two of these into one, whose result may be finite.
+            if like.costly:
+                # XLA may combine the product of two of these into one, whose result may be finite.
                 self._checked.append(data)
             else:
                 self._unchecked[id(data)] = data

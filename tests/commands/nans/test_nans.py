@@ -852,6 +852,6 @@ def test_numpy_computes_all_of_its_functions(monkeypatch):
     monkeypatch.setattr(stepping, "bind", None)
     numbers = np.array([[1.5, -3, 7], [np.nan, np.inf, 0.1], [4, -np.inf, 3e38]], np.float32)
     arguments = numbers, numbers[::-1].copy(), np.array([[7, -2], [2**31 - 1, 3]], np.int32)
-    for name, function in NUMPYS.items():
+    for function in NUMPYS.values():
         program = jaxprtool.trace(function, *arguments)
         stepping.SteppingInterpreter().run(program.jaxpr, list(map(jnp.asarray, arguments)))

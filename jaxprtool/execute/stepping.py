@@ -33,14 +33,18 @@ from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import bodies, equations, has_external_effect, named
 from jaxprtool.ir.equivalence import action_difference
 from jaxprtool.ir.evaluation import (
-    CPU_RULES,
+    NUMERIC,
     RULES,
+    Evaluation,
     Interpreter,
     LoopOperands,
     bind,
     evaluate_exactly,
+    is_prescribed,
+    numeric_rule,
     row_of,
     slice_number,
+    without_options,
 )
 from jaxprtool.ir.meshes import mesh_of
 from jaxprtool.ir.regions import (
@@ -374,6 +378,94 @@ class Effects:
         else:
             event.results = bind(eqn, operands)
         return event.results
+
+
+# --- numpy ----------------------------------------------------------------------------------------
+# Equations that NumPy computes as a CPU does. XLA takes tens of milliseconds for a kernel.
+
+
+def _quotient(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
+    divide = numeric_rule("f", np.divide, any_nan=True)
+    if x.shape == y.shape:
+        return divide(eqn, x, y)
+    if y.shape or x.size == 1:
+        return None
+    # XLA multiplies by the reciprocal of a scalar.
+    multiply = numeric_rule("f", np.multiply, any_nan=True)
+    reciprocal = divide(eqn, np.ones_like(y), y)
+    return None if reciprocal is None else multiply(eqn, x, reciprocal)
+
+
+def _power(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    return numeric_rule("iuf", np.square, any_nan=True)(eqn, x) if eqn.params["y"] == 2 else None
+
+
+def _greatest(function: Callable[..., Any]) -> Evaluation:
+    """Return a rule for a maximum or a minimum, which of 0 and -0 may be either."""
+    compute = numeric_rule("biuf", function, any_nan=True)
+
+    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
+        floats = [x for x in operands if x.dtype.kind == "f"]
+        if any((np.signbit(x) & (x == 0)).any() for x in floats):
+            return None
+        return compute(eqn, *operands)
+
+    return rule
+
+
+def _reduced(function: np.ufunc) -> Evaluation:
+    def rule(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+        axes = tuple(eqn.params["axes"])
+        if not x.size:
+            return None
+        return _greatest(lambda x: function.reduce(x, axes))(eqn, x)
+
+    return rule
+
+
+def _to_dtype(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
+    target = eqn.outvars[0].aval.dtype
+    if x.dtype.kind == "f" and x.dtype.itemsize in (4, 8) and target in (x.dtype, bool):
+        return x.astype(target) if is_prescribed(x, any_nan=True) else None
+    return RULES["convert_element_type"](eqn, x)
+
+
+def _starts(eqn: JaxprEqn, x: np.ndarray, size: Sequence[int], at: Sequence[Any]) -> Any:
+    """Return the slice of a size at a place, moved so that it is inside of an array."""
+    bounds = zip(map(int, at), x.shape, size, strict=True)
+    starts = [min(max(start, 0), n - k) for start, n, k in bounds]
+    return tuple(slice(start, start + k) for start, k in zip(starts, size, strict=True))
+
+
+def _dynamic_slice(eqn: JaxprEqn, x: np.ndarray, *at: np.ndarray) -> np.ndarray | None:
+    return x[_starts(eqn, x, eqn.params["slice_sizes"], at)]
+
+
+def _dynamic_update(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray, *at: np.ndarray) -> np.ndarray:
+    result = x.copy()
+    result[_starts(eqn, x, y.shape, at)] = y
+    return result
+
+
+_CPU_RULES: dict[str, Evaluation] = {
+    **{name: numeric_rule(*row, any_nan=True) for name, row in NUMERIC.items()},
+    "add_any": numeric_rule("iuf", np.add, any_nan=True),
+    "div": _quotient,
+    "square": numeric_rule("iuf", np.square, any_nan=True),
+    "integer_pow": _power,
+    "sqrt": numeric_rule("f", np.sqrt, any_nan=True),
+    "is_finite": numeric_rule("f", np.isfinite, any_nan=True),
+    "max": _greatest(np.maximum),
+    "min": _greatest(np.minimum),
+    "reduce_max": _reduced(np.maximum),
+    "reduce_min": _reduced(np.minimum),
+    "convert_element_type": _to_dtype,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update,
+}
+
+#: Rules by primitive for equations that a CPU computes on their own. Only a NaN's bits may differ.
+CPU_RULES = RULES | {name: without_options(rule) for name, rule in _CPU_RULES.items()}
 
 
 #: The most elements of a value that NumPy computes.

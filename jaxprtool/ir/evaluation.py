@@ -228,7 +228,7 @@ def _no_rows(var: Var) -> Any:
 Evaluation = Callable[..., np.ndarray | None]
 
 
-def _on(kinds: str, function: Callable[..., Any], any_nan: bool = False) -> Evaluation:
+def numeric_rule(kinds: str, function: Callable[..., Any], any_nan: bool = False) -> Evaluation:
     """Return a rule for dtypes of these kinds. Integers are computed in their own type, and wrap.
 
     Floats must have 32 or 64 bits, where IEEE 754 prescribes the bits. They must not be subnormal,
@@ -241,12 +241,13 @@ def _on(kinds: str, function: Callable[..., Any], any_nan: bool = False) -> Eval
             return None
         with np.errstate(all="ignore"):
             result = np.asarray(function(*operands), eqn.outvars[0].aval.dtype)
-        return result if all(_is_prescribed(x, any_nan) for x in (*operands, result)) else None
+        return result if all(is_prescribed(x, any_nan) for x in (*operands, result)) else None
 
     return rule
 
 
-def _is_prescribed(x: np.ndarray, any_nan: bool = False) -> bool:
+def is_prescribed(x: np.ndarray, any_nan: bool = False) -> bool:
+    """Return True if IEEE 754 prescribes the bits of these values; see `numeric_rule`."""
     if x.dtype.kind != "f":
         return True
     if x.dtype.itemsize not in (4, 8) or not (any_nan or not np.isnan(x).any()):
@@ -257,16 +258,14 @@ def _is_prescribed(x: np.ndarray, any_nan: bool = False) -> bool:
 def _divide(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
     """Return the quotient by powers of two, which is exact on every backend."""
     is_power = y.dtype.kind == "f" and (np.abs(np.frexp(y)[0]) == 0.5).all()
-    return _on("f", np.divide)(eqn, x, y) if is_power else None
+    return numeric_rule("f", np.divide)(eqn, x, y) if is_power else None
 
 
 def _convert(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
     """Convert integers, rounding to nearest, or floats that are exact integers to integers."""
     target = eqn.outvars[0].aval.dtype
     if x.dtype.kind == "f":
-        fits = (
-            target.kind in "iu" and _is_prescribed(x) and (x == np.clip(x, *_range(target))).all()
-        )
+        fits = target.kind in "iu" and is_prescribed(x) and (x == np.clip(x, *_range(target))).all()
         return x.astype(target) if fits else None
     if x.dtype.kind not in "biu" or not (target.kind in "iu" or target in (np.float32, np.float64)):
         return None
@@ -310,7 +309,7 @@ def _reshape(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray:
     return x.reshape(eqn.outvars[0].aval.shape)
 
 
-def _without_options(rule: Evaluation) -> Evaluation:
+def without_options(rule: Evaluation) -> Evaluation:
     """Return a rule that leaves equations with options to the backend."""
 
     def plain(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
@@ -320,7 +319,7 @@ def _without_options(rule: Evaluation) -> Evaluation:
 
 
 #: The kinds of dtypes and the function of primitives that NumPy computes.
-_NUMERIC: dict[str, tuple[str, np.ufunc]] = {
+NUMERIC: dict[str, tuple[str, np.ufunc]] = {
     "add": ("iuf", np.add),
     "sub": ("iuf", np.subtract),
     "mul": ("iuf", np.multiply),
@@ -343,7 +342,7 @@ _NUMERIC: dict[str, tuple[str, np.ufunc]] = {
 }
 
 _RULES: dict[str, Evaluation] = {
-    **{name: _on(*row) for name, row in _NUMERIC.items()},
+    **{name: numeric_rule(*row) for name, row in NUMERIC.items()},
     "div": _divide,
     "convert_element_type": _convert,
     "broadcast_in_dim": _broadcast,
@@ -359,91 +358,7 @@ _RULES: dict[str, Evaluation] = {
 }
 
 #: Rules by primitive.
-RULES = {name: _without_options(rule) for name, rule in _RULES.items()}
-
-
-def _quotient(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray) -> np.ndarray | None:
-    divide = _on("f", np.divide, any_nan=True)
-    if x.shape == y.shape:
-        return divide(eqn, x, y)
-    if y.shape or x.size == 1:
-        return None
-    # XLA multiplies by the reciprocal of a scalar.
-    reciprocal = divide(eqn, np.ones_like(y), y)
-    return None if reciprocal is None else _on("f", np.multiply, any_nan=True)(eqn, x, reciprocal)
-
-
-def _power(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-    return _on("iuf", np.square, any_nan=True)(eqn, x) if eqn.params["y"] == 2 else None
-
-
-def _greatest(function: Callable[..., Any]) -> Evaluation:
-    """Return a rule for a maximum or a minimum, which of 0 and -0 may be either."""
-    compute = _on("biuf", function, any_nan=True)
-
-    def rule(eqn: JaxprEqn, *operands: np.ndarray) -> np.ndarray | None:
-        floats = [x for x in operands if x.dtype.kind == "f"]
-        if any((np.signbit(x) & (x == 0)).any() for x in floats):
-            return None
-        return compute(eqn, *operands)
-
-    return rule
-
-
-def _reduced(function: np.ufunc) -> Evaluation:
-    def rule(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-        axes = tuple(eqn.params["axes"])
-        if not x.size:
-            return None
-        return _greatest(lambda x: function.reduce(x, axes))(eqn, x)
-
-    return rule
-
-
-def _to_dtype(eqn: JaxprEqn, x: np.ndarray) -> np.ndarray | None:
-    target = eqn.outvars[0].aval.dtype
-    if x.dtype.kind == "f" and x.dtype.itemsize in (4, 8) and target in (x.dtype, bool):
-        return x.astype(target) if _is_prescribed(x, any_nan=True) else None
-    return _convert(eqn, x)
-
-
-def _starts(eqn: JaxprEqn, x: np.ndarray, size: Sequence[int], at: Sequence[Any]) -> Any:
-    """Return the slice of a size at a place, moved so that it is inside of an array."""
-    bounds = zip(map(int, at), x.shape, size, strict=True)
-    starts = [min(max(start, 0), n - k) for start, n, k in bounds]
-    return tuple(slice(start, start + k) for start, k in zip(starts, size, strict=True))
-
-
-def _dynamic_slice(eqn: JaxprEqn, x: np.ndarray, *at: np.ndarray) -> np.ndarray | None:
-    return x[_starts(eqn, x, eqn.params["slice_sizes"], at)]
-
-
-def _dynamic_update(eqn: JaxprEqn, x: np.ndarray, y: np.ndarray, *at: np.ndarray) -> np.ndarray:
-    result = x.copy()
-    result[_starts(eqn, x, y.shape, at)] = y
-    return result
-
-
-_CPU_RULES: dict[str, Evaluation] = {
-    **_RULES,
-    **{name: _on(*row, any_nan=True) for name, row in _NUMERIC.items()},
-    "add_any": _on("iuf", np.add, any_nan=True),
-    "div": _quotient,
-    "square": _on("iuf", np.square, any_nan=True),
-    "integer_pow": _power,
-    "sqrt": _on("f", np.sqrt, any_nan=True),
-    "is_finite": _on("f", np.isfinite, any_nan=True),
-    "max": _greatest(np.maximum),
-    "min": _greatest(np.minimum),
-    "reduce_max": _reduced(np.maximum),
-    "reduce_min": _reduced(np.minimum),
-    "convert_element_type": _to_dtype,
-    "dynamic_slice": _dynamic_slice,
-    "dynamic_update_slice": _dynamic_update,
-}
-
-#: Rules by primitive for equations that a CPU computes on their own. Only a NaN's bits may differ.
-CPU_RULES = {name: _without_options(rule) for name, rule in _CPU_RULES.items()}
+RULES = {name: without_options(rule) for name, rule in _RULES.items()}
 
 
 def evaluate_exactly(

@@ -24,7 +24,7 @@ def total(v):
 RUNS = """
 import contextlib, io, shlex, sys, traceback
 import jax, jax.extend
-import jaxprtool.commands.browse.app, jaxprtool.commands.browse
+import jaxprtool.commands.browse.app, jaxprtool.commands.browse.command
 from jaxprtool.cli.main import main
 
 jaxprtool.commands.browse.app.browse = print

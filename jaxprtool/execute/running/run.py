@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -535,9 +537,29 @@ def call_form(program: Program) -> CallForm:
         return filled(program.out_tree, flat(*jax.tree.leaves(args)))
 
     call.__name__ = program.name
+    if (signature := _signature(program, groups)) is not None:
+        call.__signature__ = signature  # type: ignore[attr-defined]
     if keywords:
         keywords["donate_argnums"] = tuple(i for i, flags in enumerate(owned) if any(flags))
     return CallForm(call, keywords, donated, groups, effects)
+
+
+def _signature(program: Program, groups: Sequence[PyTreeDef]) -> inspect.Signature | None:
+    """Return a signature with the names of the arguments, by which JAX names those of a module.
+
+    Returns None if the name of an argument is not known, because it has no leaves or is one of
+    several in `*args`.
+    """
+    paths = iter(program.arg_names)
+    roots = [
+        {re.split(r"[.\[]", path)[0] for path in islice(paths, group.num_leaves)}
+        for group in groups
+    ]
+    names = [name for root in roots for name in root if len(root) == 1]
+    if len(set(names)) < len(groups) or not all(map(str.isidentifier, names)):
+        return None
+    kind = inspect.Parameter.POSITIONAL_ONLY
+    return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
 
 def _suits(tree: PyTreeDef) -> bool:

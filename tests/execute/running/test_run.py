@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import jax
@@ -299,6 +300,20 @@ def test_calls_receive_the_containers_of_the_traced_function():
     assert set(params) == {"w", "b"} and scale == 2.0
     (result,) = form.fun(params, scale)
     np.testing.assert_array_equal(result, X * 2)
+
+
+@pytest.mark.parametrize(
+    ("fun", "args", "names"),
+    [
+        (lambda params, x: params["w"] * x, ({"w": X}, X), ["params['w']", "x"]),
+        (lambda *rest: rest[0] * rest[1], (X, X), ["args[0]", "args[1]"]),
+        (lambda nothing, x: x, (None, X), ["args[1]"]),
+    ],
+)
+def test_arguments_have_their_names_in_the_module(fun, args, names):
+    form = call_form(jaxprtool.trace(fun, *args))
+    module = jax.jit(form.fun).lower(*args).as_text(debug_info=True)
+    assert re.findall(r'%arg\d+: .*? loc\("(.*?)"\)', module)[: len(names)] == names
 
 
 def test_a_partly_donated_argument_is_passed_flat():

@@ -108,6 +108,8 @@ def play(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
+    # Python takes a file for unchanged if it is written twice in a second with the same size.
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     for name in ("FORCE_COLOR", "JAX_COMPILATION_CACHE_DIR", "PYTEST_ADDOPTS"):
         monkeypatch.delenv(name, raising=False)
     for step in steps(page):
@@ -118,4 +120,4 @@ def play(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         code, printed = run(step.text)
         assert code in ((2,) if step.output.startswith("error:") else (0, 1)), printed
         if not matches(step.output, printed):
-            assert printed == step.output, step.text  # fails, and shows the difference
+            pytest.fail(f"{step.text}\n{printed}")

@@ -120,4 +120,4 @@ def play(page: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         code, printed = run(step.text)
         assert code in ((2,) if step.output.startswith("error:") else (0, 1)), printed
         if not matches(step.output, printed):
-            pytest.fail(f"{step.text}\n{printed}")
+            raise AssertionError(f"{step.text}\n{printed}")

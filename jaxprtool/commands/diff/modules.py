@@ -122,8 +122,9 @@ class ModuleDiff(Printed):
         before: The figures of the first module.
         after: Those of the second.
         lines: The lines whose figures differ: first those with other operations and a tenth of
-            the largest difference of bytes or more, then the others; of each, the largest
-            difference first. What is XLA's own is last.
+            the largest difference of bytes or more, then those whose work differs, and not only
+            their temporaries, by a tenth of the largest difference or more, then the others; of
+            each, the largest difference first. What is XLA's own is last.
         kernels: The kernels that differ, those with the largest difference of bytes first.
         has_memory: Whether both modules have a schedule, so that their memory is known.
         lost_donations: The arguments that only the first module donates.
@@ -156,7 +157,7 @@ def diff_modules(before: StoredModule, after: StoredModule) -> ModuleDiff:
         is_same,
         whole,
         new_whole,
-        tuple(_causes_first(changed, whole, new_whole)),
+        tuple(causes_first(changed, whole, new_whole, max(side.peak_bytes for side in sides))),
         () if is_same else tuple(_kernel_changes(*sides)),
         all(side.has_memory for side in sides),
         *(_only_donated(*pair) for pair in (sides, sides[::-1])),
@@ -195,28 +196,42 @@ def _more_than(side: _Side, other: _Side, place: Place) -> tuple[str, ...]:
     return tuple(opcode for opcode in opcodes if not theirs or opcode not in _INSERTED)
 
 
-def _causes_first(
-    changes: Sequence[LineChange], before: ModuleFigures, after: ModuleFigures
+def causes_first(
+    changes: Sequence[LineChange], before: ModuleFigures, after: ModuleFigures, peak_bytes: int
 ) -> list[LineChange]:
-    """Return lines with other operations first, of each kind those of the largest difference.
+    """Return lines with other operations first, then those of other work, each largest first.
 
     An added operation changes the kernels of other lines too, often by more bytes than its own.
+    What computes more or less may move the peak of memory, where values of many lines are live: of
+    a line, as many temporaries count as the module has more or less.
     """
     most = ModuleFigures(*map(max, before, after))
-    most = most._replace(**dict.fromkeys(_COUNTS, most.kernels))
+    most = most._replace(**dict.fromkeys(_COUNTS, most.kernels), temporary_bytes=peak_bytes)
+    temporaries = abs(after.temporary_bytes - before.temporary_bytes)
 
-    def share(change: LineChange) -> float:
-        pairs = zip(change.before, change.after, most, strict=True)
-        return max(abs(new - old) / max(whole, 1) for old, new, whole in pairs)
+    def shares(change: LineChange) -> tuple[float, float]:
+        """Return how much of the module's work and of its memory changes."""
+        differences = ModuleFigures(
+            *(abs(new - old) for old, new in zip(change.before, change.after, strict=True))
+        )
+        size = min(differences.temporary_bytes, temporaries)
+        work = differences._replace(temporary_bytes=0)
+        return (
+            max(part / max(whole, 1) for part, whole in zip(work, most, strict=True)),
+            size / max(most.temporary_bytes, 1),
+        )
 
     def moved(change: LineChange) -> int:
         return abs(change.after.bytes - change.before.bytes)
 
     least = _NOTABLE * max(map(moved, changes), default=0)
+    notable = _NOTABLE * max((max(shares(change)) for change in changes), default=0.0)
 
-    def key(change: LineChange) -> tuple[bool, bool, float]:
+    def key(change: LineChange) -> tuple[bool, bool, bool, float]:
         is_cause = bool(change.removed or change.added) and moved(change) >= least
-        return not change.place, not is_cause, -share(change)
+        work, memory = shares(change)
+        is_work = 0 < work >= notable
+        return not change.place, not is_cause, not is_work, -max(work, memory)
 
     return sorted(changes, key=key)
 
@@ -230,6 +245,7 @@ class _Side:
         self._work = ModuleWork(stored.module)
         self._origins = PartOrigins(stored.module, frames_now())
         self.has_memory = bool(stored.module.schedule)
+        self.peak_bytes = 0
         self.lines = self._figures(stored)
 
     @cached_property
@@ -275,9 +291,12 @@ class _Side:
                 lines[self.place(kernel, part.op)] += ModuleFigures(
                     flops=work.flops + work.transcendentals, bytes=work.bytes
                 )
-        for line in module_peak(stored).lines if self.has_memory else ():
-            size = sum(buffer.bytes for buffer in line.buffers if buffer.kind == "value")
-            lines[line.place or UNKNOWN] += ModuleFigures(temporary_bytes=size)
+        if self.has_memory:
+            peak = module_peak(stored)
+            self.peak_bytes = peak.peak_bytes
+            for line in peak.lines:
+                size = sum(buffer.bytes for buffer in line.buffers if buffer.kind == "value")
+                lines[line.place or UNKNOWN] += ModuleFigures(temporary_bytes=size)
         return dict(lines)
 
     def place(self, kernel: Instruction, op: Instruction | None = None) -> Place:

@@ -6,9 +6,15 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from jaxprtool.commands.diff.modules import diff_modules
+from jaxprtool.commands.diff.modules import (
+    LineChange,
+    ModuleFigures,
+    causes_first,
+    diff_modules,
+)
 from jaxprtool.commands.diff.table import module_diff_table
 from jaxprtool.formats.hlo import stored_module
+from jaxprtool.ir.frames import frames_now
 from tests.programs.modules import OLD, TILED, stored
 
 X = jnp.ones((64, 64))
@@ -104,6 +110,23 @@ def test_a_line_with_other_operations_is_before_what_xla_copies_for_it(tmp_path)
     assert (second.place.line, second.added, second.removed) == (7, (), ())
     assert second.after.bytes > first.after.bytes
     assert "new: floor" in module_diff_table(diff_modules(*modules), 80).plain()
+
+
+def test_a_line_with_more_work_is_before_those_whose_values_live_at_another_peak():
+    def line_with(number, **figures):
+        place = frames_now().at("/home/me/step.py", number)
+        return LineChange(place, ModuleFigures(bytes=100), ModuleFigures(**figures))
+
+    peak_moved = line_with(1, bytes=100, temporary_bytes=352)
+    more_work = line_with(2, bytes=400)
+    whole = ModuleFigures(bytes=10_000), ModuleFigures(bytes=10_300, temporary_bytes=352)
+    assert causes_first([peak_moved, more_work], *whole, 5000) == [more_work, peak_moved]
+    # A difference of work below a tenth of the largest difference is no cause.
+    little = line_with(3, bytes=101)
+    assert causes_first([little, peak_moved], *whole, 5000) == [peak_moved, little]
+    # Nor does a peak that is elsewhere and as high count.
+    same = ModuleFigures(bytes=10_000), ModuleFigures(bytes=10_001)
+    assert causes_first([peak_moved, little], *same, 5000) == [little, peak_moved]
 
 
 def test_the_kernels_of_a_fusion_that_fell_apart_are_one_row():

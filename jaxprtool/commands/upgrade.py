@@ -176,6 +176,10 @@ class Phases(NamedTuple):
     run: Annotated[float | None, "A call after the first."]
 
 
+#: The keys of the phases in the times of `run`.
+_TIMES = {"trace": "trace", "lower": "lower", "compile": "compile_cpu", "run": "repeat"}
+
+
 @dataclass(frozen=True)
 class _Artifacts:
     """What an environment makes of a TARGET: files in a folder, and times.
@@ -199,12 +203,13 @@ class _Artifacts:
     @property
     def phases(self) -> Phases:
         """The median time of each phase."""
-        keys = {"trace": "trace", "lower": "lower", "compile": "compile_cpu", "run": "repeat"}
-        found = {}
-        for name, key in keys.items():
-            seconds = [times[key] for times in self.times if times[key] is not None]
-            found[name] = statistics.median(seconds) if seconds else None
-        return Phases(**found)
+        turns = {name: self.turns(name) for name in Phases._fields}
+        return Phases(**{n: statistics.median(s) if s else None for n, s in turns.items()})
+
+    def turns(self, phase: str) -> list[float]:
+        """Return the seconds of a phase in each turn."""
+        found = (times[_TIMES[phase]] for times in self.times)
+        return [seconds for seconds in found if seconds is not None]
 
 
 @dataclass(frozen=True)
@@ -296,6 +301,8 @@ class TargetChange:
         peak_bytes: The bytes that the compiled program needs in both.
         modules: The differences of the compiled modules; None if an environment fails.
         unwritten: Why the jaxprs cannot be compared; "" if they are.
+        noisy: The phases of which the fastest turn with the slower environment was no slower than
+            the slowest turn with the other one, so that their times tell no difference.
     """
 
     target: str
@@ -307,6 +314,7 @@ class TargetChange:
     peak_bytes: tuple[int, ...] = ()
     modules: ModuleDiff | None = None
     unwritten: str = ""
+    noisy: tuple[str, ...] = ()
 
     @property
     def ratios(self) -> dict[str, float]:
@@ -396,7 +404,8 @@ def _numbered(on_progress: OnProgress, number: int, count: int) -> OnProgress:
 
 
 def _worst_first(change: TargetChange) -> tuple[bool, bool, float]:
-    return not change.is_bad, not change.begins, -max(change.ratios.values(), default=0.0)
+    told = (ratio for name, ratio in change.ratios.items() if name not in change.noisy)
+    return not change.is_bad, not change.begins, -max(told, default=0.0)
 
 
 def _change(
@@ -456,7 +465,13 @@ def _compared(asked: _Asked, sides: Sequence[_Artifacts]) -> TargetChange:
         tuple(module_peak(stored).peak_bytes for stored in compiled),
         modules,
         unwritten,
+        tuple(name for name in Phases._fields if overlap(before.turns(name), after.turns(name))),
     )
+
+
+def overlap(before: Sequence[float], after: Sequence[float]) -> bool:
+    """Return True if the ranges of the times of two environments overlap."""
+    return bool(before and after) and max(min(before), min(after)) <= min(max(before), max(after))
 
 
 def _values(
@@ -571,7 +586,10 @@ def upgrade_table(found: UpgradeDocument, width: int) -> Rendering:
     rows = []
     for function, change in zip(functions, found.targets, strict=True):
         ratios = change.ratios
-        cells = [_percent_cell(ratios.get(name), least) for name, least in _COLUMNS.items()]
+        cells = [
+            _percent_cell(ratios.get(name), least, name in change.noisy)
+            for name, least in _COLUMNS.items()
+        ]
         rows.append(
             [change.begins or "·", change.values, *cells, function if is_clear else change.target]
         )
@@ -602,13 +620,13 @@ def _summary(changes: Sequence[TargetChange]) -> str:
     return f"{plural(len(changes), 'target')}: {', '.join(parts)}"
 
 
-def _percent_cell(ratio: float | None, least: float) -> Any:
+def _percent_cell(ratio: float | None, least: float, noisy: bool) -> Any:
     from jaxprtool.ir.notation import AddedToken, Comment, RemovedToken
     from jaxprtool.render.views import Cell
 
     if ratio is None:
         return Cell("")
-    if abs(ratio - 1) < least:
+    if abs(ratio - 1) < least or noisy:
         return Cell(Comment("·"), ratio)
     role = AddedToken if ratio < 1 else RemovedToken
     return Cell([role(f"{ratio - 1:+.0%}" if least >= 0.1 else f"{ratio - 1:+.1%}")], ratio)
@@ -752,7 +770,7 @@ def _require(found: UpgradeDocument, most: dict[str, float]) -> None:
             raise CheckError(f"{change.target}: {what}")
         for name, limit in most.items():
             ratio = change.ratios.get(name, 1.0)
-            if ratio > limit:
+            if ratio > limit and name not in change.noisy:
                 raise CheckError(
                     f"{change.target}: {name} grows by {ratio - 1:.1%}, over --max-{name} "
                     f"{limit - 1:+.1%}"

@@ -10,7 +10,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.commands.diff.modules import ModuleDiff, ModuleFigures
-from jaxprtool.commands.upgrade import Phases, TargetChange, UpgradeDocument, upgrade_table
+from jaxprtool.commands.upgrade import Phases, TargetChange, UpgradeDocument, overlap, upgrade_table
 
 FUNCTIONS = """
 import jax.numpy as jnp
@@ -63,6 +63,13 @@ def test_a_row_has_the_changes_that_are_more_than_noise():
         "+10.0%",
         "step",
     ]
+
+
+def test_times_whose_turns_overlap_tell_no_difference():
+    assert overlap([1.0, 1.5, 3.0], [2.9, 3.1, 3.2]) and overlap([3.0, 3.2], [1.0, 3.1])
+    assert not overlap([1.0, 1.2], [1.3, 1.4]) and not overlap([], [1.0])
+    shown = upgrade_table(UpgradeDocument(OLD, NEW, [change(noisy=("compile",))]), 100).plain()
+    assert "+50%" not in shown and "+20.0%" in shown
 
 
 def test_several_targets_are_counted_in_a_line():

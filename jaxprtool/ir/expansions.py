@@ -64,22 +64,30 @@ class _Expander:
         self._has_function: dict[Primitive, bool] = {}
 
     def expanded(self, jaxpr: AnyJaxpr) -> AnyJaxpr:
+        # Most programs have calls, but nothing that expands. Finding out is cheaper than a rewrite.
         if not any(map(self._may_expand, equations(jaxcompat.open_jaxpr(jaxpr)))):
             return jaxpr
         return map_equations(jaxpr, self._rule)
 
     def _may_expand(self, eqn: JaxprEqn) -> bool:
-        """Return True if an equation holds a body, or its primitive has a rule or a function."""
+        """Return True if JAX may expand an equation: no loop, branch or call, nor one with effects.
+
+        It holds a body without a view, or its primitive has a rule or a function.
+        """
+        if eqn.effects:
+            return False
         primitive = eqn.primitive
         if primitive not in self._has_function:
             self._has_function[primitive] = (
                 expansion_rules.get(primitive.name) is not None
                 or jaxcompat.lowering_function(primitive) is not None
             )
-        return self._has_function[primitive] or holds_jaxpr(eqn.params.values())
+        if not (self._has_function[primitive] or holds_jaxpr(eqn.params.values())):
+            return False
+        return _is_unrolled(eqn) or regions(eqn) is None
 
     def _rule(self, eqn: JaxprEqn) -> Sequence[JaxprEqn] | None:
-        if eqn.effects or not self._may_expand(eqn) or (regions(eqn) and not _is_unrolled(eqn)):
+        if not self._may_expand(eqn):
             return None
         body = self._expansion(eqn)
         return None if body is None else [call(body, eqn.invars, eqn.outvars, eqn)]

@@ -62,6 +62,12 @@ def test_a_jaxpr_in_which_nothing_expands_stays_the_same_object():
         assert expanded(jaxpr) is jaxpr
 
 
+def test_calls_in_which_nothing_expands_are_not_rewritten(monkeypatch):
+    jaxpr = trace(lambda x: jax.jit(jnp.sin)(x) @ x.T, X).jaxpr
+    monkeypatch.setattr("jaxprtool.ir.expansions.map_equations", None)
+    assert expanded(jaxpr) is jaxpr
+
+
 def test_the_body_of_a_custom_vmap_function_keeps_its_equations():
     @jax.custom_batching.custom_vmap
     def double(x):

@@ -184,6 +184,7 @@ class WholeCheckpoint:
         with self._as_vjp():
             self._jvp = jaxcompat.CheckpointedJvp(self._eqn, self._tangents)
         constants = [Var(v.aval) for v in self._jvp.arguments[: len(self._jvp.consts)]]
+        self._split: list[tuple[_RecordedPolicy, jaxcompat.CheckpointHalves]] = []
         #: The operands by argument of the derivative.
         self._operands = dict(
             zip(self._jvp.arguments, [*constants, *self._eqn.invars], strict=True)
@@ -202,8 +203,15 @@ class WholeCheckpoint:
 
     @cached_method
     def _halves(self, policy: Callable[..., Any]) -> jaxcompat.CheckpointHalves:
+        """Return the halves under a policy: JAX splits once for policies that answer alike."""
+        for asked, halves in self._split:
+            if asked.answers_like(policy):
+                return halves
+        asked = _RecordedPolicy(policy)
         with self._as_vjp():
-            return self._jvp.halves(policy)
+            halves = self._jvp.halves(asked)
+        self._split.append((asked, halves))
+        return halves
 
     def kept_bytes(self, policy: Callable[..., Any]) -> int | None:
         """Return the bytes that the gradient keeps under a policy; None if sizes are symbolic."""

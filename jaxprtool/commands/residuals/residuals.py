@@ -242,46 +242,37 @@ def residual_count(backward: Program) -> int:
     return len(jax.tree.leaves(args[0]))
 
 
-class _ResidualReader:
-    """Reads the residuals of a program from its halves."""
+class ResidualOrigins:
+    """Where a forward half computes the residuals of a program.
 
-    def __init__(
-        self, forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
-    ) -> None:
-        self._policies = policies
-        self._frames = frames_now(forward.roots)
-        self._jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
-        self._arguments = dict(zip(self._jaxpr.invars, forward.arg_names, strict=True))
-        self._defining_equations = DefiningEquations(self._jaxpr)
-        back_jaxpr = jaxcompat.open_jaxpr(backward.jaxpr)
-        self._flow = DataFlow(back_jaxpr)
-        kept = kept_values(forward, backward)
-        #: Each residual as a variable of the forward half, and as a variable of the backward half.
-        self.pairs = list(zip(kept, back_jaxpr.invars, strict=False))
-        self._definitions = {v: self._definition_of(v) for v in kept if type(v) is not Literal}
-        definitions = [
-            definition for definition in self._definitions.values() if definition is not None
-        ]
-        self._recomputation = Recomputation(self._jaxpr, frozenset(self._definitions), definitions)
+    Args:
+        forward: The forward half, as returned by the pass `vjp`.
+        backward: The backward half.
+    """
 
-    def residual(self, value: Atom, taken: Var) -> Residual:
-        """Return the description of a residual."""
-        definition = None if type(value) is Literal else self._definitions[value]
-        argument = "" if type(value) is Literal else self._arguments.get(value, "")
-        eqn = None if definition is None else definition.eqn
-        return Residual(
-            type_of(value.aval),
-            size_of(value.aval),
-            "" if eqn is None else str(eqn.primitive.name),
-            argument,
-            UNKNOWN
-            if definition is None
-            else self._frames.line_of((*definition.around, definition.eqn)),
-            str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
-            tuple(self._readers(taken)),
-            0 if definition is None else self._recomputation.operations(definition),
-            () if eqn is None else tuple(self._dropping(eqn)),
-        )
+    def __init__(self, forward: Program, backward: Program) -> None:
+        self.frames = frames_now(forward.roots)
+        self.jaxpr = jaxcompat.open_jaxpr(forward.jaxpr)
+        #: Each residual as a variable of the forward half.
+        self.kept = kept_values(forward, backward)
+        self._arguments = dict(zip(self.jaxpr.invars, forward.arg_names, strict=True))
+        self._defining_equations = DefiningEquations(self.jaxpr)
+        self.definitions = {v: self._definition_of(v) for v in self.kept if type(v) is not Literal}
+
+    def definition(self, value: Atom) -> DefiningEquation | None:
+        """Return the equation that computes a residual; None for arguments and literals."""
+        return None if type(value) is Literal else self.definitions[value]
+
+    def argument(self, value: Atom) -> str:
+        """Return the name of the argument that a residual is; "" if it is none."""
+        return "" if type(value) is Literal else self._arguments.get(value, "")
+
+    def place(self, value: Atom) -> Place:
+        """Return the line that computes a residual."""
+        definition = self.definition(value)
+        if definition is None:
+            return UNKNOWN
+        return self.frames.line_of((*definition.around, definition.eqn))
 
     def _definition_of(self, value: Var) -> DefiningEquation | None:
         while value in self._defining_equations:
@@ -291,9 +282,42 @@ class _ResidualReader:
             value = definition.operand
         return None
 
+
+class _ResidualReader:
+    """Reads the residuals of a program from its halves."""
+
+    def __init__(
+        self, forward: Program, backward: Program, policies: Mapping[str, Callable[..., Any]]
+    ) -> None:
+        self._policies = policies
+        self._origins = ResidualOrigins(forward, backward)
+        back_jaxpr = jaxcompat.open_jaxpr(backward.jaxpr)
+        self._flow = DataFlow(back_jaxpr)
+        kept, definitions = self._origins.kept, self._origins.definitions
+        #: Each residual as a variable of the forward half, and as a variable of the backward half.
+        self.pairs = list(zip(kept, back_jaxpr.invars, strict=False))
+        asked = [definition for definition in definitions.values() if definition is not None]
+        self._recomputation = Recomputation(self._origins.jaxpr, frozenset(definitions), asked)
+
+    def residual(self, value: Atom, taken: Var) -> Residual:
+        """Return the description of a residual."""
+        definition = self._origins.definition(value)
+        eqn = None if definition is None else definition.eqn
+        return Residual(
+            type_of(value.aval),
+            size_of(value.aval),
+            "" if eqn is None else str(eqn.primitive.name),
+            self._origins.argument(value),
+            self._origins.place(value),
+            str(eqn.params["name"]) if eqn is not None and eqn.primitive.name == "name" else "",
+            tuple(self._readers(taken)),
+            0 if definition is None else self._recomputation.operations(definition),
+            () if eqn is None else tuple(self._dropping(eqn)),
+        )
+
     def _readers(self, taken: Var) -> Iterator[Reader]:
         readers = dict.fromkeys(
-            Reader(str(eqn.primitive.name), self._frames.line_of((eqn,)))
+            Reader(str(eqn.primitive.name), self._origins.frames.line_of((eqn,)))
             for eqn in _reading(self._flow, taken)
         )
         yield from sorted(readers, key=lambda reader: not traits(reader.primitive).expensive)

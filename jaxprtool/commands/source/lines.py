@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from jaxprtool.analysis.devices import DeviceSpec
@@ -11,15 +11,14 @@ from jaxprtool.commands.cost.estimate import Group, LineReader, Sides, cost_by_s
 from jaxprtool.commands.cost.rules import NOTHING
 from jaxprtool.commands.profile.lines import Profile, TimedLine, profile_of
 from jaxprtool.commands.residuals.policies import differentiated, gives_one_float, is_float_aval
-from jaxprtool.commands.residuals.residuals import Residual
-from jaxprtool.commands.residuals.residuals import passed_residuals as found_residuals
+from jaxprtool.commands.residuals.residuals import ResidualOrigins
 from jaxprtool.commands.shardings.partitions import Shardings
 from jaxprtool.commands.why.slices import EquationsByLine
 from jaxprtool.errors import JaxprToolError
 from jaxprtool.ir import source_text
 from jaxprtool.ir.dataflow import everything
 from jaxprtool.ir.documents import Printed, document
-from jaxprtool.ir.equations import equations
+from jaxprtool.ir.equations import equations, size_of
 from jaxprtool.ir.frames import Frames, current_frame_view, frames, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.process import without_collector
@@ -215,24 +214,25 @@ def is_some(group: Group) -> bool:
 
 
 def with_residuals(
-    source: Source, residuals: Iterable[Residual], with_respect_to: tuple[str, ...]
+    source: Source, residuals: ResidualOrigins, with_respect_to: tuple[str, ...]
 ) -> Source:
     """Add to each line the bytes of the residuals that it computes.
 
     Args:
         source: The lines.
-        residuals: The residuals of a gradient.
+        residuals: The residuals of a gradient. Who reads them, and what it costs to recompute them,
+            is not asked: it takes as long as to differentiate.
         with_respect_to: The names of the arguments of this gradient.
     """
     total = arguments = 0
     kept: Counter[str] = Counter()
-    for residual in residuals:
-        size = residual.bytes or 0
+    for value in residuals.kept:
+        size = size_of(value.aval) or 0
         total += size
-        if residual.argument:
+        if residuals.argument(value):
             arguments += size
         else:
-            kept[residual.source.user] += size
+            kept[residuals.place(value).user] += size
     files = []
     for file in source.files:
         lines = (
@@ -358,6 +358,6 @@ def _with_residuals(
             if residuals:
                 raise
             return replace(annotated, why_not_kept=fault.message)
-        kept = found_residuals(gradient["forward"], gradient["backward"], {})
+        kept = ResidualOrigins(gradient["forward"], gradient["backward"])
         annotated = with_residuals(annotated, kept, names)
     return annotated

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name, print_saved_residuals
 
-from jaxprtool import residuals, trace
+from jaxprtool import jaxcompat, residuals, trace
 from jaxprtool.commands.residuals.residuals import passed_residuals
 from jaxprtool.commands.residuals.table import recompute_text
 from jaxprtool.errors import ArgumentsError
@@ -265,3 +265,13 @@ def test_only_an_argument_without_floats_is_refused():
     with pytest.raises(ArgumentsError, match=r"argument 1: key is key<fry>\[\]") as error:
         residuals(program, argnums=1)
     assert "0 (state)" in error.value.hint
+
+
+def test_jax_splits_a_program_once_for_policies_that_answer_alike(monkeypatch):
+    """Without products, all policies but the one that saves everything save nothing."""
+    split, halves = [], jaxcompat.CheckpointedJvp.halves
+    monkeypatch.setattr(
+        jaxcompat.CheckpointedJvp, "halves", lambda *args: split.append(args) or halves(*args)
+    )
+    found = residuals(trace(lambda x: jnp.sum(jnp.sin(jnp.sin(x))), X), peaks=True)
+    assert len(found.policies) == 4 and len(split) == 2

@@ -22,12 +22,14 @@ from jaxprtool import jaxcompat
 from jaxprtool.errors import ArgumentsError, JaxprToolError, PipelineError, UnsupportedError
 from jaxprtool.ir.arguments import (
     Changed,
+    StateChange,
     call_tracked,
     has_objects,
     result_paths,
     shared_variables,
     sharing,
     uses_objects,
+    variables,
 )
 from jaxprtool.ir.backends import process_cache
 from jaxprtool.ir.equations import named, type_of
@@ -226,34 +228,53 @@ class _Stateful:
             fun, options.get("static_argnums"), options.get("static_argnames")
         )
         self._jitted: dict[tuple[int, ...], Any] = {}
+        #: What `Changed.value_updates` returns, by the identity of the change.
+        self._updates: dict[int, tuple[StateChange, list[tuple[int, str]] | None]] = {}
         functools.update_wrapper(self, fun, updated=())
 
-    def _for(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def _for(self, leaves: Sequence[Any]) -> Any:
         """Return the jitted function for arguments that share Variables in this way."""
-        shared = shared_variables(self._dynamic(args, kwargs))
+        shared = shared_variables(leaves)
         if shared not in self._jitted:
             rewritten = _rewritten(lambda: self._fun, self._transform, self._static, None, shared)
             self._jitted[shared] = jax.jit(rewritten, **self._options)
         return self._jitted[shared]
 
     def _dynamic(self, args: tuple[object, ...], kwargs: dict[str, object]) -> tuple[Any, Any]:
-        static = {number % len(args) for number in self._static[0] if number < len(args)}
+        numbers, names = self._static
+        if not numbers and not names:
+            return args, kwargs
+        static = {number % len(args) for number in numbers if number < len(args)}
         return (
             [arg for i, arg in enumerate(args) if i not in static],
-            {name: arg for name, arg in kwargs.items() if name not in self._static[1]},
+            {name: arg for name, arg in kwargs.items() if name not in names},
         )
 
     def __call__(self, *args: object, **kwargs: object) -> object:
-        out = self._for(args, kwargs)(*args, **kwargs)
-        return out.applied(*self._dynamic(args, kwargs)) if isinstance(out, Changed) else out
+        dynamic = self._dynamic(args, kwargs)
+        leaves = variables(dynamic)
+        out = self._for(leaves)(*args, **kwargs)
+        if not isinstance(out, Changed):
+            return out
+        change, updates = self._updates.get(id(out.change), (None, None))
+        if change is None:
+            result = out.applied(*dynamic)
+            if result is not out:
+                self._updates[id(out.change)] = out.change, out.value_updates(leaves, *dynamic)
+            return result
+        if updates is None:
+            return out.applied(*dynamic)
+        for i, path in updates:
+            leaves[i].set_raw_value(out.state[path])
+        return out.result
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Return the result of `jax.jit(...).lower`; the new state of objects is a result."""
-        return self._for(args, kwargs).lower(*args, **kwargs)
+        return self._for(variables(self._dynamic(args, kwargs))).lower(*args, **kwargs)
 
     def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
         """Return the result of `jax.jit(...).trace`; the new state of objects is a result."""
-        return self._for(args, kwargs).trace(*args, **kwargs)
+        return self._for(variables(self._dynamic(args, kwargs))).trace(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> Callable:
         return self if instance is None else functools.partial(self, instance)

@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 from jax.tree_util import GetAttrKey, PyTreeDef, keystr
 
@@ -99,6 +100,40 @@ class Changed:
             _updated(old, after)
         return self.result
 
+    def value_updates(
+        self, leaves: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[tuple[int, str]] | None:
+        """Return the Variables that change, if a function changes nothing but their values.
+
+        Args:
+            leaves: The Variables and other leaves of the arguments (`variables`).
+            args: The arguments by position, without static ones.
+            kwargs: The arguments by name.
+
+        Returns:
+            The index of each such Variable in `leaves`, with the path of its value in the state.
+            They hold for all arguments of the same structure. None if more changes.
+        """
+        change = self.change
+        # Equal static attributes may still be of different types: 1 and True.
+        if change.before != change.after or str(change.before) != str(change.after):
+            return None
+        objects = [args[p] if isinstance(p, int) else kwargs[p] for p in change.argument_keys]
+        positions = iter([i for i, leaf in enumerate(leaves) if _is_variable(leaf)])
+        updates: list[tuple[int, str]] = []
+        start = 0
+        for leaf in jax.tree.leaves(objects, is_leaf=_is_variable):
+            position = next(positions) if _is_variable(leaf) else None
+            end = start + len(jax.tree.leaves(_held(leaf)))
+            for i, source in enumerate(change.sources[start:end], start):
+                if source == i:
+                    continue
+                if isinstance(source, int) or position is None or not _has_plain_value(leaf):
+                    return None
+                updates.append((position, source))
+            start = end
+        return updates
+
     def _require_shapes(self, leaves: Sequence[Any]) -> None:
         for source, leaf in zip(self.change.sources, leaves, strict=True):
             if isinstance(source, int) or jnp.shape(self.state[source]) == jnp.shape(leaf):
@@ -157,8 +192,22 @@ def _is_instance(node: object, *names: str) -> bool:
     return isinstance(node, _classes(*names)) if answer is None else answer
 
 
+@lru_cache(maxsize=1024)
+def _is_variable_class(cls: type) -> bool | None:
+    return _is_subclass(cls, "Variable")
+
+
 def _is_variable(node: object) -> bool:
-    return _is_instance(node, "Variable")
+    # Called for each node of the arguments of a call.
+    answer = _is_variable_class(type(node))
+    return isinstance(node, _classes("Variable")) if answer is None else answer
+
+
+def _has_plain_value(variable: Any) -> bool:
+    """Return True for a Variable of its own class, not of a traced one, that holds one array."""
+    if not _is_variable_class(type(variable)):
+        return False
+    return isinstance(variable.get_raw_value(), jax.Array | np.ndarray)
 
 
 def _is_object(node: object) -> bool:
@@ -184,18 +233,22 @@ def uses_objects(fun: Any) -> bool:
     return any(value is nnx for value in namespace.values())
 
 
-def shared_variables(tree: Any) -> tuple[int, ...]:
-    """Return, for each Variable or other leaf, the index of the first leaf that is the same object.
-
-    The tuple is empty if no Variable occurs twice in the tree.
-    """
+def variables(tree: Any) -> list[Any]:
+    """Return the NNX Variables and other leaves of a tree; none if no NNX object is in it."""
     if not has_objects(tree):
-        return ()
-    leaves = [
+        return []
+    return [
         leaf
         for leaf in jax.tree.leaves(tree, is_leaf=_is_variable)
         if _is_variable(leaf) or not is_no_array(leaf)  # held leaves
     ]
+
+
+def shared_variables(leaves: Sequence[Any]) -> tuple[int, ...]:
+    """Return, for each Variable or other leaf, the index of the first leaf that is the same object.
+
+    The tuple is empty if no Variable occurs twice among these leaves.
+    """
     first: dict[int, int] = {}
     indices = tuple(
         first.setdefault(id(leaf), i) if _is_variable(leaf) else i for i, leaf in enumerate(leaves)

@@ -144,6 +144,32 @@ def of_a_variable(variable, x):
     return variable[...].sum()
 
 
+def metadata(model, x):
+    """Change the value and the metadata of a Variable."""
+    count = model.bias.get_metadata().get("count", 0)
+    model.bias[...] += x.sum()
+    model.bias.set_metadata(count=count + 1)
+    return x.sum() * count
+
+
+def several_arrays():
+    return (nnx.Cache({"a": jnp.zeros(3), "b": jnp.ones(2)}), X), {}
+
+
+def tree_in_a_variable(cache, x):
+    value = cache.get_value()
+    cache.set_value({"a": value["a"] + x.sum(), "b": value["b"] * 2})
+    return value["a"].sum()
+
+
+def exchanged(model, other, x):
+    """Exchange the values of two Variables, and change a third."""
+    a, b = model.kernel[...], other.kernel[...]
+    model.kernel[...], other.kernel[...] = b, a
+    model.bias[...] += 1
+    return (a * 2 + b).sum()
+
+
 def by_name(*, model, x):
     return sgd(model, x)
 
@@ -170,6 +196,9 @@ STEPS: dict[str, Any] = {
     "metrics": (metrics_reset, lambda: ((training()[0][2], X), {}), 2),
     "rngs": (drawn, lambda: ((nnx.Rngs(0), X), {}), 3),
     "a variable": (of_a_variable, lambda: ((nnx.Param(jnp.ones(3)), X), {}), 3),
+    "metadata": (metadata, lambda: ((linear(), X), {}), 1),
+    "several arrays in a variable": (tree_in_a_variable, several_arrays, 3),
+    "exchanged values": (exchanged, lambda: ((linear(), linear(1), X), {}), 3),
     "evaluation": (evaluation, lambda: ((linear(), X), {}), 2),
 }
 
@@ -227,6 +256,33 @@ def test_objects_keep_their_identity():
     jaxprtool.trace(attributes, sowing, X)(sowing, X)
     assert sowing.calls == 1 and not hasattr(sowing, "old")
     assert isinstance(sowing.new, nnx.Intermediate)
+
+
+def test_one_function_updates_objects_that_share_variables_in_different_ways():
+    mine, expected = jaxprtool.jit(nnx.jit(average)), nnx.jit(average)
+    one, other = [(m, m, linear(1), linear(2)) for m in (linear(), linear())]
+    for _ in range(3):
+        for first, second in ((0, 1), (2, 3), (3, 2), (0, 3)):
+            close(mine(one[first], one[second], X), expected(other[first], other[second], X))
+            close(one, other)
+
+
+def test_a_static_attribute_may_become_an_equal_one_of_another_type():
+
+    class Flagged(nnx.Module):
+        def __init__(self, flag):
+            self.flag, self.scale = flag, nnx.Param(jnp.ones(2))
+
+    def flagged(model, x):
+        model.scale[...] *= 2
+        model.flag = True
+        return x.sum()
+
+    jitted = jaxprtool.jit(nnx.jit(flagged))
+    for flag in (1, 1):
+        model = Flagged(flag)
+        jitted(model, X)
+        assert model.flag is True and model.scale[0] == 2
 
 
 def biased(model, x):

@@ -29,7 +29,7 @@ from jaxprtool.ir.arguments import (
     shared_variables,
     sharing,
     uses_objects,
-    variables,
+    variable_leaves,
 )
 from jaxprtool.ir.backends import process_cache
 from jaxprtool.ir.equations import named, type_of
@@ -252,7 +252,7 @@ class _Stateful:
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         dynamic = self._dynamic(args, kwargs)
-        leaves = variables(dynamic)
+        leaves = variable_leaves(dynamic)
         out = self._for(leaves)(*args, **kwargs)
         if not isinstance(out, Changed):
             return out
@@ -270,11 +270,11 @@ class _Stateful:
 
     def lower(self, *args: object, **kwargs: object) -> jax.stages.Lowered:
         """Return the result of `jax.jit(...).lower`; the new state of objects is a result."""
-        return self._for(variables(self._dynamic(args, kwargs))).lower(*args, **kwargs)
+        return self._for(variable_leaves(self._dynamic(args, kwargs))).lower(*args, **kwargs)
 
     def trace(self, *args: object, **kwargs: object) -> jax.stages.Traced:
         """Return the result of `jax.jit(...).trace`; the new state of objects is a result."""
-        return self._for(variables(self._dynamic(args, kwargs))).trace(*args, **kwargs)
+        return self._for(variable_leaves(self._dynamic(args, kwargs))).trace(*args, **kwargs)
 
     def __get__(self, instance: object, owner: object = None) -> Callable:
         return self if instance is None else functools.partial(self, instance)

@@ -106,7 +106,7 @@ class Changed:
         """Return the Variables that change, if a function changes nothing but their values.
 
         Args:
-            leaves: The Variables and other leaves of the arguments (`variables`).
+            leaves: The Variables and other leaves of the arguments (`variable_leaves`).
             args: The arguments by position, without static ones.
             kwargs: The arguments by name.
 
@@ -233,7 +233,7 @@ def uses_objects(fun: Any) -> bool:
     return any(value is nnx for value in namespace.values())
 
 
-def variables(tree: Any) -> list[Any]:
+def variable_leaves(tree: Any) -> list[Any]:
     """Return the NNX Variables and other leaves of a tree; none if no NNX object is in it."""
     if not has_objects(tree):
         return []

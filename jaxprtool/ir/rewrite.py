@@ -24,6 +24,7 @@ from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import JaxprCache, anchor
 from jaxprtool.ir.equations import donated_operands, free_variables, is_flat
 from jaxprtool.ir.regions import (
+    CALLS,
     High,
     Region,
     Regions,
@@ -349,9 +350,10 @@ class Writer:
         written, definition = self.eqns, self.definition
         for eqn in jaxpr.eqns:  # written for speed: most have no effects
             ins = [v if type(v) is Literal else names[v] for v in eqn.invars]
-            outs = [v if type(v) is DropVar else Var(v.aval) for v in eqn.outvars]
-            for old, var in zip(eqn.outvars, outs, strict=True):
-                names[old] = var
+            outs = []
+            for old in eqn.outvars:
+                names[old] = var = old if type(old) is DropVar else Var(old.aval)
+                outs.append(var)
             effects, params = eqn.effects, eqn.params
             if effects:
                 effects = jaxcompat.renamed_effects(effects, names)
@@ -700,7 +702,11 @@ def _holds_its_own(eqn: JaxprEqn) -> bool:
 
 def _bodies(eqn: JaxprEqn) -> Sequence[AnyJaxpr]:
     """Return the bodies of an equation that can have constants or take them as operands."""
-    if not eqn.params or not holds_jaxpr(eqn.params.values()):
+    if not eqn.params:
+        return ()
+    if eqn.primitive.name in CALLS and _holds_its_own(eqn):  # fast, as most bodies are those of jit
+        return (eqn.params[CALLS[eqn.primitive.name][0]],)
+    if not holds_jaxpr(eqn.params.values()):
         return ()
     if _holds_its_own(eqn):
         return [body for _, body in sub_jaxprs(eqn)]

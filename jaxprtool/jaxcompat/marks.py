@@ -11,6 +11,7 @@ import functools
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -178,7 +179,34 @@ def for_jax(jaxpr: AnyJaxpr) -> AnyJaxpr:
 
     The same jaxpr is converted to the same object, and so are shared bodies.
     """
+    if not _may_have_marks(jaxpr):
+        return jaxpr
     return _mapped(jaxpr, None, _equation_for_jax, _for_jax)
+
+
+#: By open jaxpr: what `_may_have_marks` returns. A WeakKeyDictionary takes three times as long.
+_marks_known: dict[weakref.ref[Jaxpr], bool] = {}
+
+
+def _may_have_marks(jaxpr: AnyJaxpr) -> bool:
+    """Return True if an equation has metadata for XLA, at any depth. Fast: all traces call it."""
+    body = open_jaxpr(jaxpr)
+    known = _marks_known.get(weakref.ref(body))
+    if known is None:
+        known = any(map(_may_have_mark, body.eqns))
+        _marks_known[weakref.ref(body, _marks_known.pop)] = known
+    return known
+
+
+def _may_have_mark(eqn: JaxprEqn) -> bool:
+    if eqn.ctx.xla_metadata:
+        return True
+    if eqn.primitive is jit_p:
+        return _may_have_marks(eqn.params["jaxpr"])
+    if isinstance(eqn.primitive, MarkedCall):
+        return True
+    holds = any(map(_holds_jaxpr, eqn.params.values()))
+    return holds and any(map(_may_have_marks, jaxprs_in_params(eqn.params)))
 
 
 def from_jax(jaxpr: AnyJaxpr) -> AnyJaxpr:

@@ -36,7 +36,7 @@ from jaxprtool.ir.arguments import (
     result_paths,
     shared_variables,
     sharing,
-    variables,
+    variable_leaves,
     without_unchanged,
 )
 from jaxprtool.ir.custom_rules import with_closed_over
@@ -335,7 +335,9 @@ def bind_arguments(
     for path, leaf in named_leaves(fun, replace(call, args=arrays[0], kwargs=arrays[1])):
         _check_leaf(path, leaf)
     types = jax.tree.map(_as_array_type, arrays)
-    return replace(call, args=types[0], kwargs=types[1], shared=shared_variables(variables(traced)))
+    return replace(
+        call, args=types[0], kwargs=types[1], shared=shared_variables(variable_leaves(traced))
+    )
 
 
 def named_leaves(fun: Callable, call: BoundCall) -> list[tuple[str, object]]:

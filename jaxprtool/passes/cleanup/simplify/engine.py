@@ -31,7 +31,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PluginError
-from jaxprtool.ir.equations import named, type_of
+from jaxprtool.ir.equations import is_flat, named, type_of
 from jaxprtool.ir.rewrite import RewriteRule, Writer, rewrite
 from jaxprtool.ir.traits import nondefault_options, primitives_with, traits
 from jaxprtool.jaxcompat import AnyJaxpr, Atom, Aval, JaxprEqn, Literal, Primitive, Var, open_jaxpr
@@ -641,6 +641,19 @@ class SettledEquations:
         reads = self._reads.get(eqn.primitive.name, 0)
         return depth >= reads and number not in self._last_open
 
+    def is_settled_body(self, eqns: Sequence[JaxprEqn]) -> bool:
+        """Return True if no row applies to the equations of a flat body, and record them.
+
+        Without an equation that the last run has not written, what defines their operands is what
+        defined them then.
+        """
+        numbers = set(map(id, eqns)) if self._last else {0}
+        if not (self._last.keys() >= numbers and self._last_open.isdisjoint(numbers)):
+            return False
+        self._written.update(zip(map(id, eqns), eqns, strict=True))
+        self._same.update(dict.fromkeys(numbers, self._most))
+        return True
+
     def add(self, eqn: JaxprEqn, is_settled: bool) -> None:
         """Record an equation that is written. One in two bodies must be settled in both."""
         self._written[id(eqn)] = eqn
@@ -709,9 +722,14 @@ def _heads(tree: OperationPattern) -> Sequence[_Head]:
     return [None]
 
 
-def _visitor(table: _Table, fast: bool, settled: SettledEquations, writer: Writer) -> RewriteRule:
+def _visitor(
+    table: _Table, fast: bool, settled: SettledEquations, writer: Writer
+) -> RewriteRule | None:
     definition, constants, types = writer.definition, writer.constant_values, settled.types
     uses, is_free = UseCounts(writer), not writer.donated  # a donated array limits other rows
+    body = open_jaxpr(writer.body)
+    if is_free and is_flat(body) and settled.is_settled_body(body.eqns):
+        return None
 
     def rows_of(eqn: JaxprEqn) -> _Rows | None:
         rows = table.get(eqn.primitive.name)

@@ -199,13 +199,15 @@ def _is_variable_class(cls: type) -> bool | None:
 
 def _is_variable(node: object) -> bool:
     # Called for each node of the arguments of a call.
-    answer = _is_variable_class(type(node))
+    cls: Any = type(node)
+    answer = _is_variable_class(cls)
     return isinstance(node, _classes("Variable")) if answer is None else answer
 
 
 def _has_plain_value(variable: Any) -> bool:
     """Return True for a Variable of its own class, not of a traced one, that holds one array."""
-    if not _is_variable_class(type(variable)):
+    cls: Any = type(variable)
+    if not _is_variable_class(cls):
         return False
     return isinstance(variable.get_raw_value(), jax.Array | np.ndarray)
 

@@ -60,12 +60,16 @@ def recompile_advice(functions: Iterable[Function]) -> list[str]:
     ]
 
 
-def reasons(key: CacheKey, earlier: Sequence[CacheKey]) -> tuple[int, tuple[Reason, ...]]:
+def reasons(
+    key: CacheKey, earlier: Sequence[CacheKey], *, foreign: bool = False
+) -> tuple[int, tuple[Reason, ...]]:
     """Return why a function was compiled again.
 
     Args:
         key: The key of the compilation.
         earlier: The keys of earlier compilations of the function in this process, in order.
+        foreign: Whether the program has primitives of another package than JAX, which cannot be
+            masked.
 
     Returns:
         The index of the nearest earlier compilation (see `nearest`), and the differences from it.
@@ -76,7 +80,7 @@ def reasons(key: CacheKey, earlier: Sequence[CacheKey]) -> tuple[int, tuple[Reas
     index = nearest(key, earlier)
     old_key = earlier[index]
     why = [*_of_function(key, old_key, earlier), *_of_settings(key, old_key, earlier)]
-    why += _of_arguments(key, old_key, earlier)
+    why += _of_arguments(key, old_key, earlier, foreign)
     why = why or [_of_cache(key, old_key)]
     return index, tuple(sorted(why, key=lambda reason: _ORDER[reason.kind]))
 
@@ -231,7 +235,9 @@ class _KeyDifference:
     facets: tuple[str, str]
 
 
-def _of_arguments(key: CacheKey, old_key: CacheKey, earlier: Sequence[CacheKey]) -> list[Reason]:
+def _of_arguments(
+    key: CacheKey, old_key: CacheKey, earlier: Sequence[CacheKey], foreign: bool
+) -> list[Reason]:
     new, old = _Nodes.differing(key, old_key)
     differences = [*_of_structure(new, old, key, old_key), *_of_leaves(new, old, key, old_key)]
     groups: dict[object, list[_KeyDifference]] = {}
@@ -249,9 +255,8 @@ def _of_arguments(key: CacheKey, old_key: CacheKey, earlier: Sequence[CacheKey])
             say = _advice(group, reason, key, old_key, earlier)
         elif i == shape_indices[0]:
             paths = [difference.path for i in shape_indices for difference in joined[i]]
-            say = shape_advice(
-                paths, listed([told[i].path for i in shape_indices], 3), key, earlier
-            )
+            shown = listed([told[i].path for i in shape_indices], 3)
+            say = shape_advice(paths, shown, key, earlier, foreign=foreign)
         else:
             say = ""
         result.append(replace(reason, line=key.line, advice=say))
@@ -612,7 +617,12 @@ def _at(key: CacheKey, place: int, path: str) -> Argument | None:
 
 
 def shape_advice(
-    paths: Sequence[str], shown: str, key: CacheKey, earlier: Sequence[CacheKey]
+    paths: Sequence[str],
+    shown: str,
+    key: CacheKey,
+    earlier: Sequence[CacheKey],
+    *,
+    foreign: bool = False,
 ) -> str:
     """Return advice to compile once for arguments that differ in their sizes, or ""."""
     if _is_loop(key) or len(paths) > _MOST_LEAVES:
@@ -625,7 +635,7 @@ def shape_advice(
     buckets = sizes.buckets()
     if not buckets:
         return ""
-    typed = _typed_call(paths, key, sizes, buckets)
+    typed = "" if foreign else _typed_call(paths, key, sizes, buckets)
     if typed:
         return typed
     if len(buckets) > 1:

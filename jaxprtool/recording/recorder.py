@@ -30,13 +30,13 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.array_files import constants_file, write_npz
 from jaxprtool.ir.custom_rules import with_closed_over
 from jaxprtool.ir.documents import METHODS, as_json
-from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.equations import Contains, bodies, equations
 from jaxprtool.ir.meshes import is_over_devices
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, with_lifted
 from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.trees import structure, unique
-from jaxprtool.jaxcompat import open_jaxpr
+from jaxprtool.jaxcompat import JaxprEqn, open_jaxpr
 from jaxprtool.jaxcompat.compile_hooks import (
     Around,
     CompileTimes,
@@ -380,6 +380,7 @@ class Recorder:
             "defined": function.line,
             "program": stem,
             "equations": size,
+            "foreign": Contains(_is_foreign)(program.jaxpr),
             "key": key.to_json(),
             "results": as_json(
                 [
@@ -550,6 +551,10 @@ def _body(lowering: Lowering) -> Any:
     """Return the body of a loop, or the first branch."""
     [eqn] = open_jaxpr(lowering.jaxpr).eqns
     return open_jaxpr(bodies(eqn)[0][1])
+
+
+def _is_foreign(eqn: JaxprEqn) -> bool:
+    return jaxcompat.defining_module(eqn.primitive) is not None
 
 
 def _defined(info: Any) -> FileLine:

@@ -71,6 +71,12 @@ def test_a_changed_length(calls):
     )
 
 
+def test_arrays_of_a_program_that_cannot_be_masked_are_padded_by_hand(calls):
+    keys = [calls.key(step, PARAMS, np.ones((4, n), np.int32)) for n in (17, 13)]
+    _, [reason] = reasons(keys[1], keys[:1], foreign=True)
+    assert reason.advice == "pad batch to 17"
+
+
 def test_the_length_of_all_arrays_of_an_argument_is_one_reason(calls):
     reason = only(*[calls.key(step, PARAMS, tokens(n)) for n in (17, 13)])
     assert parts_of(reason) == ("shape", "batch", "[4,17]", "[4,13] (2 arrays)")

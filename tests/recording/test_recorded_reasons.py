@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import jaxprtool
 from jaxprtool.commands.record.record import record
@@ -175,3 +177,18 @@ def test_arguments_added_by_jaxprtool_are_not_transfers(tmp_path):
             assert total(np.ones(size, np.float32)) == size
     copied = [each.path for each in recording.run.transfers if each.kind == "to_device"]
     assert copied == ["lambda: args[0]"]
+
+
+def test_a_primitive_of_a_package_is_not_masked(tmp_path):
+    doubled_p = Primitive("doubled")
+    doubled_p.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(doubled_p, mlir.lower_fun(lambda x: x * 2, multiple_results=False))
+
+    def doubled(x):
+        return doubled_p.bind(x) + 1
+
+    with record(tmp_path / "run") as recording:
+        for n in (4, 3):
+            jax.jit(doubled)(np.ones(n, np.float32))
+    [reason] = recording.reasons["doubled@2"]
+    assert reason.advice == "pad x to 4"

@@ -404,7 +404,7 @@ def _scalar_class(cls: type, encode: Encode) -> str:
     name = getattr(cls, "__name__", "")
     if issubclass(cls, np.generic) and getattr(np, name, None) is cls:
         return f"np.{name}"
-    if array_dtypes().get(name) == getattr(cls, "dtype", None):
+    if name in array_dtypes() and array_dtypes()[name] == getattr(cls, "dtype", None):
         return f"jnp.{name}"
     raise Unwritable(f"the class {name}")
 

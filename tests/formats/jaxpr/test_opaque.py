@@ -169,3 +169,15 @@ def test_a_primitive_that_a_reader_lacks_is_opaque_in_a_recorded_program():
     with pytest.raises(jaxprtool.errors.ProgramFileError, match="unknown primitive") as caught:
         parse_program(program_file_text(program), "p.jaxpr")
     assert caught.value.hint == f"--plugin {__name__} imports the primitive"
+
+
+class Settings:
+    """A class of a package, which a record has as a field."""
+
+
+def test_a_class_of_a_package_is_a_field_that_a_file_names_and_can_read():
+    scaled_p = Primitive("scaled")
+    scaled_p.def_abstract_eval(lambda x, options: x)
+    program = trace(lambda x: scaled_p.bind(x, options=Options(Settings)), X)
+    [eqn] = again(program, OpaqueEquations.foreign).jaxpr.eqns
+    assert "Settings" in str(eqn.params["options"])

@@ -186,11 +186,17 @@ class _BodyMatching:
             spread.run()
 
     def _is_in_other(self, which: int, position: int) -> bool:
-        """Return True if the other body has an unpaired call similar to this one."""
+        """Return True if the other body has an unpaired call similar to this one.
+
+        A call with the same primitives in its body is one, also if it is of other shapes.
+        """
         this, other = self._found.graphs[which], self._found.graphs[1 - which]
         key, keys = this.own(MatchLevel.SIMILAR)[position], other.own(MatchLevel.SIMILAR)
         taken = self._found.taken[1 - which]
-        return any(key == keys[j] for j, _ in other.calls if j not in taken)
+        outline, outlines = this.outlines[position], other.outlines
+        return any(
+            key == keys[j] or outline == outlines[j] for j, _ in other.calls if j not in taken
+        )
 
     def _open(self, which: int, position: int, body: AnyJaxpr) -> bool:
         """Match the body of a call with the other body, and return True if enough of it was found.
@@ -1034,6 +1040,16 @@ class BodyGraph(DefUse):
     def calls(self) -> list[tuple[int, AnyJaxpr]]:
         """The positions of the calls, each with its body."""
         return [(i, body) for i, eqn in enumerate(self.eqns) if (body := _called(eqn)) is not None]
+
+    @cached_property
+    def outlines(self) -> dict[int, int]:
+        """A key for each call by the primitives in its body, at the position of the call."""
+        return {
+            i: self._keys.number(
+                tuple(e.primitive.name for e in (self.eqns[i], *jaxcompat.open_jaxpr(body).eqns))
+            )
+            for i, body in self.calls
+        }
 
     @cached_method
     def own(self, level: MatchLevel) -> list[int]:

@@ -29,7 +29,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.body_matching import MatchedBody, match_bodies
-from jaxprtool.ir.custom_rules import has_rule
+from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_jaxprs
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import (
     EquationKeys,
@@ -37,6 +37,7 @@ from jaxprtool.ir.equivalence import (
     is_dtype,
     is_label,
     parameters,
+    same_primitive,
     same_rules,
 )
 from jaxprtool.ir.keys import effect_kinds, function_difference
@@ -121,7 +122,7 @@ def _bodies_of_pairs(matched: MatchedBody) -> Iterator[_BodyPair]:
     for old, new in matched.equations:
         if not (holds_jaxpr(old.params.values()) and holds_jaxpr(new.params.values())):
             continue
-        if old.primitive is not new.primitive and not (traits(old).call and traits(new).call):
+        if not same_primitive(old, new) and not (traits(old).call and traits(new).call):
             continue
         bodies = [[body for _, body in sub_jaxprs(eqn)] for eqn in (old, new)]
         path = (*matched.path, (old, new))
@@ -268,7 +269,7 @@ def differences(matched: MatchedBody, old: JaxprEqn, new: JaxprEqn) -> list[Diff
 def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Difference]:
     before_params, after_params = parameters(old), parameters(new)
     is_call = holds_jaxpr(old.params.values())
-    is_other = old.primitive is not new.primitive
+    is_other = not same_primitive(old, new)
     if is_other:
         yield Difference("primitive", "primitive", "", 0, old.primitive.name, new.primitive.name)
     for name in sorted(
@@ -285,13 +286,31 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
         kind: Kind = "dtype" if is_dtype(a) and is_dtype(b) else "parameter"
         texts = function_difference(a, b) if callable(a) and callable(b) else None
         yield Difference(kind, "parameter", name, 0, *(texts or (a, b)))
-    if not is_other and has_rule(old) and not same_rules(old, new):
+    if not is_other and has_rule(old) and not _like_rules(old, new):
         yield Difference("parameter", "rules", "rules", 0, None, None)
     effects = [", ".join(dict.fromkeys(effect_kinds(eqn))) for eqn in (old, new)]
     if effects[0] != effects[1] and not is_call:
         yield Difference("parameter", "parameter", "effects", 0, *effects)
     if old.ctx is not new.ctx:
         yield Difference("parameter", "parameter", "context", 0, old.ctx, new.ctx)
+
+
+def _like_rules(old: JaxprEqn, new: JaxprEqn) -> bool:
+    """Return True if the rules of two custom calls do the same, each for its types of operands."""
+    if same_rules(old, new):
+        return True
+    types = [[str(atom.aval) for atom in eqn.invars] for eqn in (old, new)]
+    return types[0] != types[1] and _rule_outline(old) == _rule_outline(new)
+
+
+def _rule_outline(eqn: JaxprEqn) -> list[tuple[Any, ...]]:
+    """Return what the rules of a custom call compute, without types: primitives and constants."""
+    bodies = rule_jaxprs(custom_rule(eqn)).values()
+    return [
+        (inner.primitive.name, *(str(a) for a in inner.invars if type(a) is Literal))
+        for body in bodies
+        for inner in equations(jaxcompat.open_jaxpr(body))
+    ]
 
 
 def _one_for_each(value: Any, eqn: JaxprEqn) -> tuple[Any, ...]:

@@ -89,6 +89,13 @@ def structural_difference(p: object, q: object) -> str | None:
     return None
 
 
+def same_primitive(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Return True if two equations have one primitive, whatever the lines of opaque ones."""
+    if all(map(jaxcompat.is_opaque, (p, q))):
+        return p.primitive.name == q.primitive.name
+    return p.primitive is q.primitive
+
+
 def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
     """Return True if two calls of one custom function, of the same kind, have equal rules.
 
@@ -123,7 +130,7 @@ def action_difference(p: JaxprEqn, q: JaxprEqn) -> str | None:
 
     The bodies of loops and calls are left out.
     """
-    if p.primitive is not q.primitive:
+    if not same_primitive(p, q):
         return f"{p.primitive.name} against {q.primitive.name}"
     try:
         with rules_followed():
@@ -226,10 +233,7 @@ class _EquivalenceCheck:
     def _equations(self, p: JaxprEqn, q: JaxprEqn) -> None:
         if p.primitive is not q.primitive:
             p, q = map(without_live_objects, (p, q))
-        # Opaque equations have the lines of their source in their primitives.
-        names, opaque = (p.primitive.name, q.primitive.name), map(jaxcompat.is_opaque, (p, q))
-        alike = names[0] == names[1] if all(opaque) else p.primitive is q.primitive
-        _check(alike, *names)
+        _check(same_primitive(p, q), p.primitive.name, q.primitive.name)
         _at("operands", self._atoms, p.invars, q.invars)
         self.operation(p, q)
         _at("context", _check, p.ctx is q.ctx, p.ctx, q.ctx)
@@ -243,8 +247,7 @@ class _EquivalenceCheck:
         _at("effects", _check, kinds[0] == kinds[1], *kinds)
 
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
-        readable = readable_params.get(p.primitive.name, lambda eqn: eqn.params)
-        self.parameters(readable(p), readable(q))
+        self.parameters(parameters(p), parameters(q))
         if has_rule(p):
             keys = rule_key(p), rule_key(q)
             if keys[0] != keys[1] and keys not in self._rules:
@@ -460,7 +463,7 @@ def is_cast(eqn: JaxprEqn) -> bool:
 def parameters(eqn: JaxprEqn) -> Params:
     """Return an equation's parameters as plain data; see `equivalence.readable_params`."""
     read = readable_params.get(eqn.primitive.name)
-    return eqn.params if read is None else read(eqn)
+    return eqn.params if read is None or jaxcompat.is_opaque(eqn) else read(eqn)
 
 
 class EquationKeys:

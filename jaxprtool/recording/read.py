@@ -408,7 +408,9 @@ def _compilation(
     compilations: list[Compilation],
 ) -> Compilation:
     done = process.compiled.get(event["id"], {})
-    nearest, why = reasons(key, earlier, foreign=event.get("foreign", False)) if earlier else (0, ())
+    nearest, why = (
+        reasons(key, earlier, foreign=event.get("foreign", False)) if earlier else (0, ())
+    )
     begun = [other for other in process.of("compiling") if other["id"] == event["id"]]
     error = event.get("error") or done.get("error") or ""
     unwritten = event.get("unwritten", "")

@@ -248,7 +248,7 @@ def _named(what: str, name: str) -> list[str]:
 
 def _retyped(diff: Diff) -> str:
     has, their = ("has", "its") if len(diff.retyped) == 1 else ("have", "their")
-    count = plural(len(diff.retyped), "more equation")
+    count = plural(len(diff.retyped), "more equation" if diff.hunks else "equation")
     return f"{count} {has} other types, because {their} operands do"
 
 

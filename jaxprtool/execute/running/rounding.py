@@ -15,7 +15,7 @@ left out there, so they agree if, and only if, they compute the same.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -34,9 +34,9 @@ from jaxprtool.execute.running.arrays import (
 )
 from jaxprtool.ir.dtypes import is_extended
 from jaxprtool.ir.equations import equations
-from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind
+from jaxprtool.ir.evaluation import Interpreter, LoopOperands, bind, checks_disabled
 from jaxprtool.ir.program import Program
-from jaxprtool.ir.regions import Cond, Scan, While, holds_jaxpr
+from jaxprtool.ir.regions import Cond, Scan, While, holds_jaxpr, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import Aval, ClosedJaxpr, Jaxpr, JaxprEqn
 
@@ -71,21 +71,8 @@ class WideProgram:
         self.narrow: list[str] = []
         self.effects: list[JaxprEqn] = []
 
-        def run(errors: _Errors | None, arguments: list[Any]) -> list[Any]:
-            moved = _PerturbedInterpreter(errors, self.narrow, np.uint32(0))
-            results = moved.results(program.jaxpr, arguments)
-            self.effects = [eqn for eqn, _ in moved.effects]
-            return [*results, *(x for _, operands in moved.effects for x in operands)]
-
-        def exact(arguments: list[Any]) -> list[Any]:
-            return run(None, arguments)
-
-        def moved(seed: Any, sizes: Any, arguments: list[Any]) -> list[Any]:
-            errors = _Errors(seed, sizes, {aval.dtype for aval in self._inexact}, self._largest)
-            return run(errors, arguments)
-
-        self._exact = jax.jit(exact, compiler_options=_QUICK)
-        self._moved = jax.jit(moved, compiler_options=_QUICK)
+        self._exact = jax.jit(partial(self._evaluated, None), compiler_options=_QUICK)
+        self._compiled: dict[int, Callable[..., Any]] = {}
 
     @property
     def is_exact(self) -> bool:
@@ -111,12 +98,23 @@ class WideProgram:
             return None
         try:
             values = [_widened(_on_host(x)) for x in arguments]
-            with jaxcompat.double_precision(), jax.default_device(jax.devices("cpu")[0]):
-                sizes = np.array([amplitude, relative])
-                out = self._moved(np.uint32(seed), sizes, values) if seed else self._exact(values)
-                return [_on_host(x) for x in out]
+            on_host = jax.default_device(jax.devices("cpu")[0])
+            with jaxcompat.double_precision(), on_host, checks_disabled():
+                if not seed:
+                    return [_on_host(x) for x in self._exact(values)]
+                numbers = _random(np.uint32(seed), _PLACES + self._largest)
+                errors = _Errors(numbers, np.array([amplitude, relative]), self._dtypes)
+                return [_on_host(x) for x in self._evaluated(errors, map(jnp.asarray, values))]
         except Exception:  # primitives may raise anything in other dtypes
             return None
+
+    def _evaluated(self, errors: _Errors | None, arguments: Iterable[Any]) -> list[Any]:
+        """Return the results of the program, and the operands of its effects."""
+        compiled = None if errors is None else self._compiled
+        moved = _PerturbedInterpreter(errors, self.narrow, np.uint32(0), compiled)
+        results = moved.results(self.program.jaxpr, list(arguments))
+        self.effects = [eqn for eqn, _ in moved.effects]
+        return [*results, *(x for _, operands in moved.effects for x in operands)]
 
     @cached_property
     def _equations(self) -> list[JaxprEqn]:
@@ -137,6 +135,10 @@ class WideProgram:
         """The types of the operands and results with rounding errors."""
         avals = (v.aval for eqn in self._equations for v in (*eqn.invars, *eqn.outvars))
         return list(filter(_is_inexact, avals))
+
+    @property
+    def _dtypes(self) -> set[Any]:
+        return {aval.dtype for aval in self._inexact}
 
     @property
     def _largest(self) -> int:
@@ -334,57 +336,83 @@ class _Errors:
     """Random errors of the sizes of rounding errors.
 
     They are slices of one array of random numbers, from random places: a program that computes
-    them anew for each value takes several times as long to compile.
+    them anew for each value takes several times as long.
 
     Args:
-        seed: The seed.
-        sizes: Their sizes: in roundings of the dtype of each value, and relative to it.
+        numbers: Random numbers between -1 and 1, `_PLACES` more than the largest value has.
+        sizes: The sizes of errors: in roundings of the dtype of each value, and relative to it.
         dtypes: The dtypes of values.
-        largest: The number of elements of the largest value.
     """
 
-    def __init__(self, seed: Any, sizes: Any, dtypes: Iterable[Any], largest: int):
-        self._numbers = _random(seed, _PLACES + largest)
+    def __init__(self, numbers: Any, sizes: Any, dtypes: Iterable[Any]):
+        self.numbers, self.sizes, self.dtypes = numbers, sizes, dtypes
         #: The size relative to values, and the smallest one, by dtype.
         self._sizes = {
             dtype: (sizes[0] * rounding(dtype) + sizes[1], sizes[0] * _smallest(dtype))
             for dtype in dtypes
         }
 
-    def of(self, x: Any, dtype: Any, number: float, place: Any) -> Any:
-        """Return the errors of `number` roundings to a dtype, from a random place."""
+    def moved(self, x: Any, dtype: Any, number: float, place: Any) -> Any:
+        """Return a value with the errors of `number` roundings to a dtype, from a random place."""
         relative, smallest = self._sizes[dtype]
-        by_size = lax.mul(lax.abs(x), lax.full(x.shape, number * relative))
-        sizes = lax.max(by_size, lax.full(x.shape, number * smallest))
-        errors = lax.mul(self._slice(x.shape, place), sizes)
-        if jnp.issubdtype(x.dtype, jnp.complexfloating):
-            other = self._slice(x.shape, place ^ np.uint32(1 << 31))
-            errors = lax.complex(errors, lax.mul(other, sizes))
-        return errors
+        is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+        places = (place, place ^ np.uint32(1 << 31)) if is_complex else (place,)
+        starts = [_mixed(each) & np.uint32(_PLACES - 1) for each in places]
+        function = _moved if isinstance(self.numbers, jax.core.Tracer) else _compiled_moved
+        return function(x, self.numbers, starts, number * relative, number * smallest)
 
-    def _slice(self, shape: Sequence[int], place: Any) -> Any:
-        start = _mixed(place) & np.uint32(_PLACES - 1)
-        return lax.reshape(lax.dynamic_slice(self._numbers, [start], [math.prod(shape)]), shape)
+
+def _moved(x: Any, numbers: Any, starts: Sequence[Any], relative: Any, smallest: Any) -> Any:
+    """Return a value with errors of these sizes, slices of `numbers`: two if it is complex."""
+
+    def part(start: Any) -> Any:
+        return lax.mul(
+            lax.reshape(lax.dynamic_slice(numbers, [start], [math.prod(x.shape)]), x.shape), sizes
+        )
+
+    by_size = lax.mul(lax.abs(x), lax.full(x.shape, relative))
+    sizes = lax.max(by_size, lax.full(x.shape, smallest))
+    parts = list(map(part, starts))
+    errors = lax.complex(*parts) if len(parts) == 2 else parts[0]
+    moved = lax.add(x, errors)
+    return lax.select(lax.eq(x, lax.add(x, x)), x, moved)  # zeros and infinities are exact
+
+
+_compiled_moved = jax.jit(_moved, compiler_options=_QUICK)
 
 
 class _PerturbedInterpreter(Interpreter):
     """Evaluates a jaxpr in double precision, and changes all values of equations at random.
 
     Values that do not depend on arguments are computed in their own dtypes: rewrites that compute
-    them ahead of time round them.
+    them ahead of time round them. These are NumPy's arrays, and the others JAX's.
+
+    Errors keep XLA from fusing equations, so that it takes a hundred times as long to compile a
+    long program with errors as without. Then each equation runs by itself, and what holds a body
+    is compiled.
 
     Args:
         errors: The random errors; None for none.
         narrow: Filled with the primitives that only ran in their own dtypes.
         state: The state of a generator of random places.
+        compiled: What was compiled of a program whose equations run by themselves, by the `id` of
+            the equation; None for a program that is compiled as a whole.
 
     Attributes:
         effects: The equations without results, but those in loops and branches, with operands.
     """
 
-    def __init__(self, errors: _Errors | None, narrow: list[str], state: Any):
+    def __init__(
+        self,
+        errors: _Errors | None,
+        narrow: list[str],
+        state: Any,
+        compiled: dict[int, Callable[..., Any]] | None = None,
+    ):
         self._errors, self._narrow, self._state = errors, narrow, state
+        self._compiled = compiled
         self._count = 0
+        self._fixed: dict[int, Any] = {}
         self.effects: list[tuple[JaxprEqn, list[Any]]] = []
 
     def results(self, closed: ClosedJaxpr, arguments: Sequence[Any]) -> list[Any]:
@@ -398,10 +426,10 @@ class _PerturbedInterpreter(Interpreter):
         if not eqn.outvars:  # a print or a check
             self.effects.append((eqn, list(map(_widened, operands))))
             return []
-        if not any(isinstance(x, jax.core.Tracer) for x in operands):
+        if not any(map(self._depends, operands)):
             if sum(math.prod(v.aval.shape) for v in eqn.outvars) <= _CONSTANT:
                 with jax.ensure_compile_time_eval():
-                    return bind(eqn, operands)
+                    return [self._known(x) for x in bind(eqn, operands)]
             return [_widened(x) for x in bind(eqn, operands)]
         row = traits(eqn)
         moves = row.gives or row.moves or not any(_is_inexact(v.aval) for v in eqn.invars)
@@ -423,7 +451,7 @@ class _PerturbedInterpreter(Interpreter):
         if [_type(x) for x in results] == [_wide_type(v.aval) for v in eqn.outvars]:
             return results
         if any(map(_is_inexact, operands)) and any(_is_inexact(v.aval) for v in eqn.outvars):
-            self._narrow.append(eqn.primitive.name)
+            self._narrow.extend({eqn.primitive.name} - {*self._narrow})
         narrowed = [_of_type(x, v.aval) for x, v in zip(operands, eqn.invars, strict=True)]
         return [_widened(x) for x in bind(eqn, narrowed)]
 
@@ -431,10 +459,37 @@ class _PerturbedInterpreter(Interpreter):
         """Return a value with random errors of some roundings of its dtype."""
         if self._errors is None or not size or not _is_inexact(aval):
             return x
-        moved = lax.add(x, self._errors.of(x, aval.dtype, size, self._next()))
-        return lax.select(lax.eq(x, lax.add(x, x)), x, moved)  # zeros and infinities are exact
+        return self._errors.moved(x, aval.dtype, size, self._next())
+
+    def _depends(self, x: Any) -> bool:
+        """Return True if a value depends on arguments."""
+        return isinstance(x, jax.Array) and id(x) not in self._fixed
+
+    def _known(self, x: Any) -> Any:
+        """Return a value that does not depend on arguments so that `_depends` knows it."""
+        if hasattr(x, "dtype") and not is_extended(x.dtype):
+            return np.asarray(x)
+        self._fixed[id(x)] = x
+        return x
 
     # --- bodies -------------------------------------------------------------------------------
+
+    def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if self._compiled is None or not isinstance(view(eqn), Scan | While | Cond):
+            return super().equation(eqn, operands)
+        assert self._errors is not None
+        dtypes, fixed = self._errors.dtypes, dict(enumerate(operands))
+        given = {i: fixed.pop(i) for i, x in enumerate(operands) if self._depends(x)}
+
+        def run(numbers: Any, sizes: Any, state: Any, given: dict[int, Any]) -> Sequence[Any]:
+            errors, all_operands = _Errors(numbers, sizes, dtypes), {**fixed, **given}
+            inner = _PerturbedInterpreter(errors, self._narrow, state)
+            return inner.equation(eqn, [all_operands[i] for i in range(len(operands))])
+
+        if id(eqn) not in self._compiled:
+            self._compiled[id(eqn)] = jax.jit(run, compiler_options=_QUICK)
+        errors = self._errors
+        return self._compiled[id(eqn)](errors.numbers, errors.sizes, self._next(), given)
 
     def _inside(self, state: Any) -> _PerturbedInterpreter:
         return _PerturbedInterpreter(self._errors, self._narrow, state)

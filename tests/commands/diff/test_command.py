@@ -229,7 +229,7 @@ def test_stat_reports_different_arguments_and_the_number_of_equations_with_other
         "import jax.numpy\n\ndef sine(a):\n    return jax.numpy.sin(a)\n"
     )
     found = cli("diff", "sine.py:sine", "--args", "bf16[6]", "--args", "f32[6]", "--stat").out
-    assert "~ argument a: bf16[6] → f32[6]" in found and "more equation" in found
+    assert "~ argument a: bf16[6] → f32[6]" in found and "1 equation has other types" in found
 
 
 def test_passes_and_arguments_apply_to_one_or_both_programs(cli):

@@ -344,3 +344,15 @@ def test_a_weak_type_is_marked_if_it_is_the_difference():
     assert {(c.before, c.after) for c in jaxprtool.diff(doubled, plain).border} == {
         ("~f32[]", "f32[]")
     }
+
+
+def test_calls_of_another_size_are_counterparts():
+    @jax.jit
+    def inner(x, w):
+        return jax.nn.relu(jax.lax.stop_gradient(x) @ w)
+
+    def other(x, w):
+        return inner(x, w)
+
+    sizes = [jaxprtool.trace(other, jnp.ones((n, n)), jnp.ones(n)) for n in (4, 3)]
+    assert jaxprtool.diff(*sizes).hunks == ()

@@ -181,3 +181,17 @@ def test_a_class_of_a_package_is_a_field_that_a_file_names_and_can_read():
     program = trace(lambda x: scaled_p.bind(x, options=Options(Settings)), X)
     [eqn] = again(program, OpaqueEquations.foreign).jaxpr.eqns
     assert "Settings" in str(eqn.params["options"])
+
+
+def test_opaque_equations_of_another_size_are_counterparts_and_differ_only_in_types():
+    scaled_p = Primitive("scaled_by")
+    scaled_p.def_abstract_eval(lambda x, by: x)
+
+    @jax.jit
+    def inner(x):
+        return jax.nn.relu(jax.lax.stop_gradient(scaled_p.bind(jax.nn.relu(x), by=2)))
+
+    files = [again(trace(lambda x: inner(x), jnp.ones(n)), OpaqueEquations.foreign) for n in (4, 3)]
+    found = diff(*files)
+    assert not (found.hunks or found.is_equivalent)
+    assert len(found.retyped) == 8

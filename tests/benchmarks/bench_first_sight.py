@@ -44,13 +44,13 @@ from jaxprtool.cli import main, session
 
 traced = []
 
-def trace(*args, original=session.Function.trace_entry):
+def trace(*args, original=session.FunctionOptions.trace_entry):
     began = time.process_time()
     made = original(*args)
     traced[:] = made.program, time.process_time() - began, time.process_time()
     return made
 
-session.Function.trace_entry = trace
+session.FunctionOptions.trace_entry = trace
 target, figures = sys.argv[1:]
 assert main.main(["show", target]) == 0
 ended = time.process_time()

@@ -51,7 +51,7 @@ from jaxprtool.ir.equations import (
     strongly_typed,
     type_of,
 )
-from jaxprtool.ir.program import NamedValue, program_signature, top_jaxpr
+from jaxprtool.ir.program import NamedValue, ProgramSignature, program_signature, top_jaxpr
 from jaxprtool.ir.regions import (
     Call,
     Cond,
@@ -141,6 +141,7 @@ __all__ = [
     "Memo",
     "NamedValue",
     "Primitive",
+    "ProgramSignature",
     "Region",
     "Regions",
     "RewriteRule",

@@ -8,7 +8,7 @@ equations.
 `frames_now(program_signature(program).roots)` returns the `Frames`, which find the `SourceLocation`
 of an equation, in the user's files or a library's, and the text of a frame; `Sources` has the lines
 of source files. A `ScopeReader` finds the scopes around equations, by which `cost --by scope`
-groups them.
+groups them. A `ModuleJaxpr` presents an HLO module as a jaxpr.
 """
 
 from jaxprtool.ir.documents import in_bytes, plural
@@ -19,6 +19,7 @@ from jaxprtool.ir.notation import (
     ChangedToken,
     Comment,
     ParameterToken,
+    PrimitiveName,
     RemovedToken,
     SharedName,
     Type,
@@ -32,7 +33,7 @@ from jaxprtool.jaxcompat.source_locations import UserFrame
 from jaxprtool.render.terminal.lines import printable
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import STYLES, Sources
-from jaxprtool.render.terminal.tree import Reader
+from jaxprtool.render.terminal.tree import ModuleJaxpr, Reader
 
 __all__ = [
     "BEHIND",
@@ -43,7 +44,9 @@ __all__ = [
     "Comment",
     "FrameChoice",
     "Frames",
+    "ModuleJaxpr",
     "ParameterToken",
+    "PrimitiveName",
     "Reader",
     "RemovedToken",
     "ScopeReader",

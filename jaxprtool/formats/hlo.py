@@ -5,8 +5,7 @@ dump/                               the only module in a folder of `--xla_dump_t
 dump/jit_step, dump/jit_step@2      one of its modules by name; the second of this name
 dump/jit_step:before                before XLA's optimizations
 
-stored = stored_module("dump/jit_step")
-stored.module.entry.instructions
+stored_module("dump/jit_step").module.entry.instructions
 """
 
 from __future__ import annotations
@@ -97,7 +96,8 @@ def stored_module(target: str) -> StoredModule:
     except OSError as error:
         raise TargetError(f"cannot read '{path}': {error.strerror or error}") from None
     if _TEXT.match(data):
-        return StoredModule(read_module(_parsed(path, data.decode(errors="replace")), since), None)
+        text = data.decode(errors="replace")
+        return StoredModule(read_module(_parsed(path, text), since, text), None)
     try:
         fields = message(data)
         if _ENTRY_NAME in fields:
@@ -127,9 +127,8 @@ def _parsed(path: str, text: str) -> bytes:
     try:
         return parsed_hlo(text)
     except HloSyntaxError as error:
-        raise TargetError(
-            f"{path}:{error.line}: the HLO parser of this jaxlib does not know it: {error.reason}"
-        ) from None
+        reason = f"the HLO parser of this jaxlib does not know it: {error.reason}"
+        raise TargetError(f"{path}:{error.line}: {reason}") from None
 
 
 def _dumped(folder: str) -> Iterator[_Dumped]:

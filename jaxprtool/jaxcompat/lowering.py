@@ -520,8 +520,16 @@ def parsed_hlo(text: str) -> bytes:
     """
     try:
         return hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
-    except RuntimeError as error:
+    except (RuntimeError, IndexError) as error:
         raise HloSyntaxError(str(error)) from None
+
+
+def printed_hlo(source: bytes | str) -> str:
+    """Print a module without metadata and large constants; raises RuntimeError if jaxlib cannot."""
+    options = hlo.HloPrintOptions.short_parsable()
+    options.print_large_constants, options.print_backend_config = False, True
+    is_text, of_proto = isinstance(source, str), hlo.HloModule.from_serialized_hlo_module_proto
+    return (hlo.hlo_module_from_text if is_text else of_proto)(source).to_string(options)
 
 
 def hlo_text(computation: Any) -> str:

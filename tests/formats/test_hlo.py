@@ -4,7 +4,10 @@ import jax.numpy as jnp
 import pytest
 
 from jaxprtool.errors import TargetError
+from jaxprtool.extend import equations, open_jaxpr
 from jaxprtool.formats.hlo import is_hlo, stored_module
+from jaxprtool.ir.regions import regions
+from jaxprtool.render.terminal.tree import ModuleJaxpr
 from tests.programs.modules import OLD, dumped
 
 X = jnp.ones((4, 4))
@@ -88,3 +91,54 @@ def test_other_files_are_no_modules(tmp_path):
 
 def test_a_script_beside_dumps_is_no_module(dump):
     assert not is_hlo(f"{dump}/train.py:step")
+
+
+#: An operation in the background, whose operation is not written, and one that is JAX's by name.
+BACKGROUND = """\
+HloModule jit_gather, is_scheduled=true
+
+gathered {
+  p = f32[8]{0} parameter(0)
+  ROOT gathered = f32[16]{0} all-gather(p), dimensions={0}, replica_groups={{0,1}}
+}
+
+step {
+  carry = f32[] parameter(0)
+  row = f32[] parameter(1)
+  sum = f32[] add(carry, row)
+  ROOT both = (f32[], f32[]) tuple(sum, row)
+}
+
+ENTRY main {
+  x = f32[8]{0} parameter(0)
+  start = ((f32[8]{0}), f32[16]{0}) async-start(x), calls=gathered
+  y = f32[16]{0} async-done(start)
+  c = f32[3]{0} constant({1, 2, 3})
+  ROOT loops = f32[16]{0} custom-call(y, c), custom_call_target="a, b={c}", api_version=API_VERSION_STATUS_RETURNING
+}
+"""  # noqa: E501
+
+
+def test_a_jaxpr_has_the_attributes_of_instructions_in_xlas_notation(tmp_path):
+    (tmp_path / "step.hlo").write_text(BACKGROUND)
+    shown = ModuleJaxpr(stored_module(str(tmp_path / "step.hlo")).module)
+    eqns = {shown.instruction(eqn).name: eqn for eqn in equations(open_jaxpr(shown.jaxpr))}
+    assert [list(map(shown.names.get, eqn.outvars)) for eqn in eqns.values()] == [
+        ["start[0][0]", "start[1]"], ["y"], ["c"], ["loops"], ["gathered"]
+    ]  # fmt: skip
+    assert shown.attributes(eqns["c"]) == {"value": "{1, 2, 3}", "shape": "f32[3]{0}"}
+    assert shown.attributes(eqns["loops"])["custom_call_target"] == '"a, b={c}"'
+    assert shown.attributes(eqns["start"])["dimensions"] == "{0}"
+    assert shown.attributes(eqns["gathered"]) == {}
+    assert shown.roles(eqns["start"]) == ["gathered"] and shown.computes(eqns["y"]) == "async-done"
+
+
+def test_an_operation_with_the_name_of_a_jax_loop_is_not_taken_for_it(tmp_path):
+    text = BACKGROUND.replace("custom-call(y, c)", "custom-call(y, c), called_computations={step}")
+    (tmp_path / "step.hlo").write_text(text)
+    module = stored_module(str(tmp_path / "step.hlo")).module
+    loops = module.by_name["loops"]
+    object.__setattr__(loops, "opcode", "scan")
+    shown = ModuleJaxpr(module)
+    (eqn,) = (eqn for eqn in shown.jaxpr.eqns if shown.instruction(eqn) is loops)
+    assert shown.opcode(eqn) == "scan" and regions(eqn) is None

@@ -63,3 +63,52 @@ ENTRY main {
   ROOT both = (f32[3,5]{1,0:T(8,128)}) tuple(z)
 }
 """
+
+#: A fusion and a branch in a loop of ten iterations; `%s` is the path of the user's file.
+LOOP = """\
+HloModule jit_step, is_scheduled=true
+
+fused {
+  p = f32[4]{0} parameter(0)
+  q = f32[4]{0} parameter(1)
+  m = f32[4]{0} multiply(p, q)
+  ROOT t = f32[4]{0} tanh(m), metadata={op_name="jit(step)/block/tanh" source_file="%s" source_line=2}
+}
+
+positive {
+  a = f32[4]{0} parameter(0)
+  ROOT negated = f32[4]{0} negate(a)
+}
+
+other {
+  b = f32[4]{0} parameter(0)
+  ROOT copied = f32[4]{0} copy(b)
+}
+
+body {
+  carry = (s32[], f32[4]{0}) parameter(0)
+  i = s32[] get-tuple-element(carry), index=0
+  h = f32[4]{0} get-tuple-element(carry), index=1
+  one = s32[] constant(1)
+  next = s32[] add(i, one)
+  fusion.1 = f32[4]{0} fusion(h, h), kind=kLoop, calls=fused
+  ROOT pair = (s32[], f32[4]{0}) tuple(next, fusion.1)
+}
+
+condition {
+  carry.1 = (s32[], f32[4]{0}) parameter(0)
+  j = s32[] get-tuple-element(carry.1), index=0
+  end = s32[] constant(10)
+  ROOT goes = pred[] compare(j, end), direction=LT
+}
+
+ENTRY main {
+  x.1 = f32[4]{0} parameter(0), metadata={op_name="params['x']"}
+  zero = s32[] constant(0)
+  init = (s32[], f32[4]{0}) tuple(zero, x.1)
+  while.1 = (s32[], f32[4]{0}) while(init), condition=condition, body=body, backend_config={"known_trip_count":{"n":"10"}}
+  done = f32[4]{0} get-tuple-element(while.1), index=1
+  which = s32[] custom-call(while.1), custom_call_target="choose"
+  ROOT branch = f32[4]{0} conditional(which, done, x.1), branch_computations={positive, other}, metadata={op_name="jit(step)/cond" source_file="%s" source_line=3}
+}
+"""  # noqa: E501

@@ -35,10 +35,17 @@ from jaxprtool.commands.browse.document import (
     matches_of_line,
     way_text,
 )
-from jaxprtool.commands.browse.panes import InfoPane, LinePane, ProgramPane, SourcePane, info
+from jaxprtool.commands.browse.panes import (
+    InfoPane,
+    LinePane,
+    ProgramPane,
+    SourcePane,
+    document_of,
+    info,
+)
 from jaxprtool.errors import JaxprToolError, OutputError
 from jaxprtool.extend.listing import Sources, plural
-from jaxprtool.extend.programs import Start, backward_slice, forward_slice, left_to_partitioner
+from jaxprtool.extend.programs import Start, backward_slice, forward_slice
 
 # --- app ------------------------------------------------------------------------------------------
 # The Textual app of the browser: panes, keys, and exit.
@@ -125,7 +132,7 @@ class Browser(App[None]):
         document, outline = self._shown(self._state)
         self.program = ProgramPane(document, outline)
         self.source = SourcePane(document, self._sources)
-        self.info = InfoPane()
+        self.info = InfoPane(document.noun)
 
     # --- start and exit -----------------------------------------------------------------------
 
@@ -138,9 +145,7 @@ class Browser(App[None]):
                 yield self.source
                 yield self.info
         yield Static(id="status")
-        yield Input(
-            id="search", compact=True, placeholder="primitive, type, path, scope, file:line"
-        )
+        yield Input(id="search", compact=True, placeholder=self.program.document.searched)
         yield Static(id="keys")
 
     def on_mount(self) -> None:
@@ -206,7 +211,7 @@ class Browser(App[None]):
     def _shown(self, state: PassState) -> tuple[Document, ProgramOutline]:
         key = state, self._names
         if key not in self._documents:
-            self._documents[key] = Document(state, self._names)
+            self._documents[key] = document_of(state, self._names)
         document = self._documents[key]
         place = state, self._by_scope
         if place not in self._outlines:
@@ -240,14 +245,14 @@ class Browser(App[None]):
         """Show the program and its state in the first line."""
         document, number = self.program.document, self._states.index(self._state)
         text = Text(f" {document.about.name}", no_wrap=True, overflow="ellipsis")
-        text.append(f"  {plural(document.count, 'equation')}")
+        text.append(f"  {plural(document.count, document.noun)}")
         if len(self._states) > 1:
             text.append(f"  [{number + 1}/{len(self._states)}] {self._state.label}")
             if self._state.before is not None and (document.is_complete or self._state.is_compared):
                 changed = self._state.changes
                 text.append(f"  +{len(changed.added)} -{len(changed.removed)}")
-        if left := left_to_partitioner(self._state.program):
-            text.append(f"  left to XLA's partitioner: {', '.join(left)}")
+        for note in document.notes:
+            text.append(f"  {note}")
         text.pad_right(_MOST_COLUMNS)
         self.query_one("#top", Static).update(text)
 
@@ -259,7 +264,7 @@ class Browser(App[None]):
         self.source.show(located)
         self.query_one("#beside").set_class(self.source.frame is None, "-sourceless")
         if node is None:
-            self.info.show(Text("the program has no equations", "dim"))
+            self.info.show(Text(f"the program has no {self.program.document.noun}s", "dim"))
         else:
             self.info.show(info(self.program.document, self._navigator, node))
 
@@ -333,7 +338,8 @@ class Browser(App[None]):
         node = self.program.node
         if node is not None:
             ways = self._navigator.definitions(node)
-            self._choose_way("definitions", ways, "no equation computes its operands")
+            noun = self.program.document.noun
+            self._choose_way("definitions", ways, f"no {noun} computes its operands")
 
     def action_uses(self) -> None:
         """Go to a use of the row's results, and mark all dependents."""
@@ -442,7 +448,8 @@ class Browser(App[None]):
             ids -= {id(node.eqn)}
         self._mark_ids(ids)
         note = ("", "* depends on this row", "* this row depends on it")[kind]
-        self._say(f"{note}   {plural(len(ids), 'equation')}" if kind else "")
+        noun = self.program.document.noun
+        self._say(f"{note}   {plural(len(ids), noun)}" if kind else "")
 
     def _mark_ids(self, ids: Collection[int]) -> None:
         self.program.is_marked = lambda node: node.eqn is not None and id(node.eqn) in ids
@@ -462,14 +469,14 @@ class Browser(App[None]):
             matching is not None and node.eqn is not None and node.place in matching
         )
         self.program.refresh()
-        count = plural(matching.total, "equation") if matching else ""
+        count = plural(matching.total, self.program.document.noun) if matching else ""
         self._say(f"{count} from this line   enter goes there" if matching else "")
 
     def on_source_pane_taken(self) -> None:
         """Go to the first equation of the source line at the cursor."""
         matching = self._line_matches()
         if matching is None:
-            self._say("no equation comes from this line")
+            self._say(f"no {self.program.document.noun} comes from this line")
             return
         self.program.focus()
         self._show_matches(matching, 0)
@@ -489,12 +496,15 @@ class Browser(App[None]):
         if 0 <= number < len(self._states):
             self._show(self._states[number])
         elif len(self._states) == 1:
-            self._say("no pass has changed the program; run passes with -p PASSES")
+            self._say(self.program.document.unchanged)
         else:
             self._say("this is the first state" if by < 0 else "this is the last state")
 
     def action_states(self) -> None:
         """Choose a state."""
+        if len(self._states) == 1:
+            self._say(self.program.document.unchanged)
+            return
         rows = [
             state.label
             if state.before is None
@@ -507,6 +517,9 @@ class Browser(App[None]):
     def action_change(self, by: int) -> None:
         """Go to the next or previous changed equation."""
         document, marks = self.program.document, self._state.marks
+        if len(self._states) == 1:
+            self._say(document.unchanged)
+            return
         changed = RowMatches(document, lambda jaxpr, index, _: id(jaxpr.eqns[index]) in marks)
         if not changed.total:
             self._say("no equation has changed")
@@ -519,6 +532,9 @@ class Browser(App[None]):
 
     def action_names(self) -> None:
         """Toggle between the user's names and JAX's letters for variables."""
+        if self._state.module is not None:
+            self._say("an HLO module has the names of XLA only")
+            return
         self._names = not self._names
         self._show(self._state)
         self._say("your names" if self._names else "JAX's letters")
@@ -549,13 +565,14 @@ class Browser(App[None]):
         node, document = self.program.node, self.program.document
         if node is None:
             return
-        texts = {"path": lambda: node.path, "equation": lambda: document.text(node)}
+        texts = {"path": lambda: document.path(node), document.noun: lambda: document.text(node)}
         if node.kind in (Kind.argument, Kind.result):
             texts = {"name": lambda: document.ends(node.kind)[node.index].name, **texts}
         if self.source.frame is not None:
             line = document.frames.text(self.source.frame)
             texts["line"] = lambda: line
-        texts["its dependencies"] = lambda: document.slice_text(node)
+        dependencies = "its dependencies"
+        texts[dependencies] = lambda: document.slice_text(node)
 
         def take(number: int) -> None:
             text = list(texts.values())[number]()
@@ -564,7 +581,7 @@ class Browser(App[None]):
             self._say(f"copied {lines} lines" if lines > 1 else f"copied {text}")
 
         shown = [
-            f"{name}   {make()}" if "all" not in name else name for name, make in texts.items()
+            name if name == dependencies else f"{name}   {make()}" for name, make in texts.items()
         ]
         self._choose("copy", shown, take)
 

@@ -6,9 +6,13 @@ import gc
 import importlib.util
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from jaxprtool.cli.session import Session, command
 from jaxprtool.errors import OutputError
+
+if TYPE_CHECKING:
+    from jaxprtool.commands.browse.document import PassState
 
 
 @command
@@ -25,20 +29,32 @@ def browse_command(
       jaxprtool browse samples/transformer.py:loss
       jaxprtool browse samples/transformer.py:loss -p "grad, -O1"
       jaxprtool browse samples/mlp_variables.py:net -p unzip
+      jaxprtool browse dump/jit_step
     """
     _require_terminal(session.target)
     _require_textual()
     session.start()
-    traced = session.traced()
-    from jaxprtool.commands.browse.document import StateRecorder
-
-    recorder = StateRecorder(traced.program)
-    session.programs(traced, recorder)
+    states = _states(session)
     session.on_progress("")  # the terminal is the browser's
     gc.freeze()  # the program is large and stays alive
     from jaxprtool.commands.browse import app
 
-    app.browse(recorder.states)
+    app.browse(states)
+
+
+def _states(session: Session) -> list[PassState]:
+    """Return the states of the TARGET: an HLO module, or a program before and after passes."""
+    from jaxprtool.commands.browse.document import PassState, StateRecorder
+
+    if (stored := session.module()) is not None:
+        from jaxprtool.extend.listing import ModuleJaxpr
+
+        module = ModuleJaxpr(stored.module)
+        return [PassState("module", module.jaxpr, module=module)]
+    traced = session.traced()
+    recorder = StateRecorder(traced.program)
+    session.programs(traced, recorder)
+    return recorder.states
 
 
 def _require_terminal(target: str) -> None:

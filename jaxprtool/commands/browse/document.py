@@ -14,15 +14,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from itertools import chain
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from jaxprtool import Program, Programs
 from jaxprtool.extend import (
     Atom,
+    ClosedJaxpr,
     Jaxpr,
     JaxprEqn,
     Literal,
     NamedValue,
+    ProgramSignature,
     Var,
     bodies,
     equations,
@@ -34,6 +36,7 @@ from jaxprtool.extend import (
 from jaxprtool.extend.listing import (
     BinderToken,
     Comment,
+    ModuleJaxpr,
     ParameterToken,
     Reader,
     ScopeReader,
@@ -46,6 +49,7 @@ from jaxprtool.extend.listing import (
     in_bytes,
     plural,
     printable,
+    summary,
 )
 from jaxprtool.extend.programs import (
     Changes,
@@ -56,6 +60,7 @@ from jaxprtool.extend.programs import (
     Step,
     backward_slice,
     changes,
+    left_to_partitioner,
 )
 
 # --- outline --------------------------------------------------------------------------------------
@@ -427,11 +432,22 @@ class Document:
     Args:
         state: The state.
         names: Whether variables have the user's names.
+
+    Attributes:
+        noun: What an equation is called.
+        searched: What a search finds.
+        unchanged: Why no pass has changed the program.
+        nests_scopes: Whether the scopes of an equation are inside those of the equations around it.
     """
+
+    noun: ClassVar[str] = "equation"
+    searched: ClassVar[str] = "primitive, type, path, scope, file:line"
+    unchanged: ClassVar[str] = "no pass has changed the program; run passes with -p PASSES"
+    nests_scopes: ClassVar[bool] = True
 
     def __init__(self, state: PassState, names: bool = True):
         self.state = state
-        self.about = program_signature(state.program)
+        self.about = self._signature()
         self.top = self.about.jaxpr
         self.flow = DataFlow(self.top)
         self.frames = frames_now(self.about.roots)
@@ -443,7 +459,19 @@ class Document:
         self._options = ShowOptions(names=names, terse=True)
         #: Whether names, scopes and marks are known, which a large program computes later.
         self.is_complete = len(self.top.eqns) <= MANY and self.count <= MANY
-        self.reader = Reader(self.about, self._options, named=self.is_complete)
+        self.reader = self._read(self.is_complete)
+
+    def _signature(self) -> ProgramSignature:
+        return program_signature(self.state.program)
+
+    def _read(self, named: bool) -> Reader:
+        return Reader(self.about, self._options, named)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the first line says of the program besides its size."""
+        left = left_to_partitioner(self.state.program)
+        return [f"left to XLA's partitioner: {', '.join(left)}"] if left else []
 
     @cached_property
     def count(self) -> int:
@@ -454,7 +482,7 @@ class Document:
         """Compute the names of variables, the scopes and the changes of a large program."""
         if not self.is_complete:
             self.scopes(self.top)
-            self.reader = Reader(self.about, self._options)
+            self.reader = self._read(True)
             _ = self.state.marks
             self.is_complete = True
 
@@ -522,25 +550,59 @@ class Document:
         eqn = node.eqn
         if eqn is None:
             return tokens
-        return printable(self.reader.line(eqn, True, _MOST_NAMED, parameters=False))
+        return printable(self.line_of(eqn, _MOST_NAMED, parameters=False))
+
+    def line_of(self, eqn: JaxprEqn, most: int | None = None, parameters: bool = True) -> list[str]:
+        """Return the tokens of an equation on one line; see `Reader.line`."""
+        return self.reader.line(eqn, True, most, parameters)
+
+    def results(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
+        """Return the tokens of the results of an equation."""
+        return self.reader.results(eqn, True, most)
+
+    def operands(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
+        """Return the tokens of the operands of an equation, at most `most`."""
+        return self.reader.operands(eqn, most)
+
+    def head(self, eqn: JaxprEqn) -> list[str]:
+        """Return the tokens that say what an equation with bodies is."""
+        return self.reader.head(eqn)
+
+    def body_name(self, eqn: JaxprEqn, number: int) -> str:
+        """Return the name of a body among those of an equation."""
+        return bodies(eqn)[number][0]
+
+    def called(self, eqn: JaxprEqn) -> str:
+        """Return the name by which an equation can be searched, "" if it has none."""
+        name = eqn.params.get("name")
+        return name if isinstance(name, str) else ""
+
+    def explained(self, eqn: JaxprEqn) -> str:
+        """Return a sentence on what an equation's primitive does, "" if none is known."""
+        return summary(eqn.primitive.name) or ""
+
+    def path(self, node: OutlineNode) -> str:
+        """Return where a row is, by the equations and bodies that lead to it."""
+        return node.path
 
     def _equation(self, node: OutlineNode) -> list[str]:
         eqn = node.jaxpr.eqns[node.index]
         if not node.folds:
-            return self.reader.line(eqn, True, _MOST_NAMED)
-        results = self.reader.results(eqn, True, _MOST_NAMED)
-        tokens = [*results, *self.reader.head(eqn), " ", *self.reader.operands(eqn, _MOST_NAMED)]
+            return self.line_of(eqn, _MOST_NAMED)
+        operands = self.operands(eqn, _MOST_NAMED)
+        tokens = [*self.results(eqn, _MOST_NAMED), *self.head(eqn), " ", *operands]
         return [*tokens, *self._counted(self._selection.count_equation(eqn) - 1)]
 
     def _body(self, node: OutlineNode) -> list[str]:
         assert node.body is not None
-        return [ParameterToken(node.label), *self._counted(self._selection.count(node.body))]
+        name = self.body_name(node.jaxpr.eqns[node.container.index], node.index)
+        return [ParameterToken(name), *self._counted(self._selection.count(node.body))]
 
     def _scope(self, node: OutlineNode) -> list[str]:
         return [SharedName(node.label), *self._counted(self._in_scope(node))]
 
     def _counted(self, count: int) -> list[str]:
-        return ["  ", Comment(self._selection.left_out(count))]
+        return ["  ", Comment(f"… {plural(count, self.noun)}")]
 
     def _in_scope(self, node: OutlineNode) -> int:
         if id(node) not in self._counts:
@@ -592,7 +654,7 @@ class Document:
     def text(self, node: OutlineNode) -> str:
         """Return a row, such as a whole equation, as plain text."""
         eqn = node.eqn
-        tokens = self.row(node) if eqn is None else self.reader.line(eqn, True)
+        tokens = self.row(node) if eqn is None else self.line_of(eqn)
         return "".join(printable(tokens))
 
     def slice_text(self, node: OutlineNode) -> str:
@@ -607,11 +669,12 @@ class Document:
             for eqn in jaxpr.eqns:
                 if id(eqn) not in marked:
                     continue
-                lines.append("  " * indent + "".join(printable(self.reader.line(eqn, True))))
-                for path, body in bodies(eqn):
+                lines.append("  " * indent + "".join(printable(self.line_of(eqn))))
+                for number, (_, body) in enumerate(bodies(eqn)):
                     if body not in seen:
                         seen.add(body)
-                        lines.append("  " * (indent + 1) + f"{path}:")
+                        name = self.body_name(eqn, number)
+                        lines.append("  " * (indent + 1) + f"{name}:")
                         write(body, indent + 2)
 
         write(self.top, 0)
@@ -642,12 +705,14 @@ class PassState:
         program: The program.
         before: The state from which it was produced; None if traced.
         after: The states produced from it.
+        module: The HLO module that the program stands for, if it is one.
     """
 
     label: str
-    program: Program
+    program: Program | ClosedJaxpr
     before: PassState | None = None
     after: list[PassState] = field(default_factory=list)
+    module: ModuleJaxpr | None = None
 
     @cached_property
     def changes(self) -> Changes:
@@ -1085,8 +1150,8 @@ class _Word:
         eqn = jaxpr.eqns[index]
         if self._line is not None:
             return self._fits_line(self._document.stack(eqn, above), *self._line)
-        name = eqn.params.get("name")
-        if self.fits_text(eqn.primitive.name) or (isinstance(name, str) and self.fits_text(name)):
+        name = self._document.called(eqn)
+        if self.fits_text(eqn.primitive.name) or (name and self.fits_text(name)):
             return True
         if any(map(self._fits_value, eqn.outvars)) or any(map(self._fits_value, eqn.invars)):
             return True

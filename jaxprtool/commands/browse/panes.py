@@ -1,4 +1,4 @@
-"""The panes of the browser: the program, its source, and the details of a row."""
+"""The panes of the browser: a program or an HLO module, its source, and the details of a row."""
 
 from __future__ import annotations
 
@@ -23,22 +23,26 @@ from jaxprtool.commands.browse.document import (
     Kind,
     Navigator,
     OutlineNode,
+    PassState,
     ProgramOutline,
 )
-from jaxprtool.extend import Atom, JaxprEqn, Literal, type_of
+from jaxprtool.extend import Atom, Jaxpr, JaxprEqn, Literal, ProgramSignature, bodies, type_of
 from jaxprtool.extend.listing import (
     BEHIND,
     STYLES,
     AddedToken,
     BinderToken,
     ChangedToken,
+    Comment,
+    ModuleJaxpr,
     ParameterToken,
+    PrimitiveName,
+    Reader,
     RemovedToken,
     Sources,
     Type,
     UserFrame,
     printable,
-    summary,
     with_roles,
 )
 
@@ -165,6 +169,115 @@ class LinePane(ScrollView, can_focus=True):
         """Keep the cursor's line in view."""
         self.virtual_size = Size(self.size.width, self.line_count)
         self.call_after_refresh(self._see, center=True)
+
+
+# --- modules --------------------------------------------------------------------------------------
+# An HLO module in these panes.
+
+
+def document_of(state: PassState, names: bool = True) -> Document:
+    """Return the displayed content of a program, or of the HLO module that it stands for."""
+    return Document(state, names) if state.module is None else ModuleDocument(state, state.module)
+
+
+#: Attributes in the details of an instruction only: they are long, or in its row in other words.
+_DETAILS = frozenset(
+    (
+        *("op_name", "shape", "backend_config", "frontend_attributes", "calls", "to_apply"),
+        "custom_call_target",
+        *("body", "condition", "branch_computations", "true_computation", "false_computation"),
+    )
+)
+
+#: The number of types of a tuple in a row.
+_IN_TUPLE = 3
+
+
+class ModuleDocument(Document):
+    """The displayed content of an HLO module: instructions, as XLA names and describes them.
+
+    Args:
+        state: The state of the module.
+        module: The module.
+    """
+
+    noun: ClassVar[str] = "instruction"
+    searched: ClassVar[str] = "opcode, name, type, argument, scope, file:line"
+    unchanged: ClassVar[str] = "an HLO module has one state: passes do not apply to it"
+    nests_scopes: ClassVar[bool] = False
+
+    def __init__(self, state: PassState, module: ModuleJaxpr):
+        self.module = module
+        super().__init__(state)
+
+    def _signature(self) -> ProgramSignature:
+        return self.module.signature
+
+    def _read(self, named: bool) -> Reader:
+        return Reader(self.about, self._options, self.module.names)
+
+    @property
+    def notes(self) -> list[str]:
+        return self.module.notes
+
+    def scopes(self, jaxpr: Jaxpr) -> Sequence[tuple[str, ...]]:
+        if jaxpr not in self._scopes:
+            self._scopes[jaxpr] = self.module.scopes(jaxpr)
+        return self._scopes[jaxpr]
+
+    def line_of(self, eqn: JaxprEqn, most: int | None = None, parameters: bool = True) -> list[str]:
+        attributes = self.module.attributes(eqn)
+        pairs = [pair for pair in attributes.items() if pair[0] not in _DETAILS]
+        shown = [token for k, v in pairs for token in (" ", ParameterToken(f"{k}="), v)][1:]
+        if shown:
+            shown = ["[", *(shown if parameters else [Comment("…")]), "]"]
+        return [*self.results(eqn), *self.head(eqn), *shown, " ", *self.operands(eqn, most)]
+
+    def operands(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
+        names, position = list[str](), 0
+        while position < len(eqn.invars) and (most is None or len(names) < most):
+            atom = eqn.invars[position]
+            name, values = self.reader.operand(atom), [atom]
+            if not isinstance(atom, Literal) and atom in self.module.tuples:
+                # A tuple that is passed on as a whole is one operand.
+                whole, elements = self.module.tuples[atom]
+                if eqn.invars[position : position + len(elements)] == elements:
+                    name, values = whole, elements
+            names.append(name)
+            position += len(values)
+        left = len(eqn.invars) - position
+        tokens = [token for name in names for token in (" ", name)][1:]
+        return [*tokens, Comment(f" … {left} more")] if left else tokens
+
+    def results(self, eqn: JaxprEqn, most: int | None = None) -> list[str]:
+        if len(eqn.outvars) == 1:
+            return self.reader.results(eqn, True)
+        types = [type_of(var.aval) for var in eqn.outvars]
+        more = ", …" if types[_IN_TUPLE:] else ""
+        shape = Type(f":({', '.join(types[:_IN_TUPLE])}{more})")
+        return [BinderToken(self.called(eqn)), shape, " = "]
+
+    def head(self, eqn: JaxprEqn) -> list[str]:
+        opcode = self.module.opcode(eqn)
+        is_named = opcode == "custom-call" or bodies(eqn)
+        return [PrimitiveName(self.module.computes(eqn) if is_named else opcode)]
+
+    def body_name(self, eqn: JaxprEqn, number: int) -> str:
+        return self.module.roles(eqn)[number]
+
+    def called(self, eqn: JaxprEqn) -> str:
+        return self.module.instruction(eqn).name
+
+    def explained(self, eqn: JaxprEqn) -> str:
+        return self.module.computes(eqn).removeprefix(self.module.opcode(eqn)).strip("[]")
+
+    def path(self, node: OutlineNode) -> str:
+        if node.kind in (Kind.argument, Kind.result):
+            return node.path
+        return "/".join(map(self.called, node.equations))
+
+    def parameters(self, eqn: JaxprEqn) -> dict[str, str]:
+        return self.module.attributes(eqn)
 
 
 # --- program pane ---------------------------------------------------------------------------------
@@ -378,9 +491,9 @@ class SourcePane(LinePane):
 class InfoPane(ScrollView, can_focus=True):
     """Shows a text, which is laid out once: a `Static` takes several layouts of the screen."""
 
-    def __init__(self) -> None:
+    def __init__(self, title: str) -> None:
         super().__init__(id="info")
-        self.border_title = "equation"
+        self.border_title = title
         self.strips: list[Strip] = []
         self._shown: RenderableType = ""
 
@@ -425,7 +538,7 @@ def info(document: Document, navigator: Navigator, node: OutlineNode) -> Rendera
         title.end = "\n"
     else:
         title = Text.assemble((eqn.primitive.name, "bold"))
-        if doc := summary(eqn.primitive.name):
+        if doc := document.explained(eqn):
             title.append(f"  {_plain(doc)}", "dim")
         rows = _of_equation(document, navigator, node, eqn)
     table = Table.grid(padding=(0, 2, 0, 0))
@@ -455,14 +568,14 @@ def _of_equation(
             "" if number else "with",
             Text.assemble((name, STYLES[ParameterToken]), "=", _plain(value)),
         )
-    yield "path", Text(_plain(node.path), "dim")
+    yield "path", Text(_plain(document.path(node)), "dim")
 
 
 def _scopes(document: Document, node: OutlineNode) -> tuple[str, ...]:
     """Return the scopes around an equation, preceded by those whose bodies contain it."""
     path: tuple[str, ...] = ()
     above: OutlineNode | None = node
-    while above is not None:
+    while above is not None and (document.nests_scopes or not path):
         if above.kind is Kind.equation:
             path = (*document.scopes(above.jaxpr)[above.index], *path)
         above = above.parent

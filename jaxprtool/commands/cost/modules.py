@@ -23,14 +23,17 @@ from jaxprtool.commands.cost.estimate import Cost, Group, added_tallies, group_o
 from jaxprtool.commands.cost.rules import NOTHING, Work, binary_logarithm, multiplied_pairs, total
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.frames import Frames, Line, frames_now
-from jaxprtool.ir.hlo.buffers import CALLS, BufferAssignment
+from jaxprtool.ir.hlo.buffers import BufferAssignment
 from jaxprtool.ir.hlo.module import (
+    CALLS,
+    NO_KERNEL,
     Computation,
     HloModule,
     HloShape,
     Instruction,
     integer,
     integers,
+    kernel_contents,
     submessage,
     submessages,
     while_trip_count,
@@ -44,23 +47,6 @@ from jaxprtool.ir.source_text import Place
 ModuleBy = Literal["line", "scope", "primitive", "dtype", "kernel"]
 
 MODULE_BY: tuple[ModuleBy, ...] = get_args(ModuleBy)
-
-#: Instructions that run no kernel.
-_NO_KERNEL = frozenset(
-    (
-        "parameter",
-        "constant",
-        "tuple",
-        "get-tuple-element",
-        "bitcast",
-        "after-all",
-        "add-dependency",
-        "optimization-barrier",
-        "domain",
-        "partition-id",
-        "replica-id",
-    )
-)
 
 #: One transcendental for each element.
 _TRANSCENDENTAL = frozenset(
@@ -127,9 +113,6 @@ _ARITHMETIC = frozenset(
         "xor",
     )
 )
-
-#: The number of operations of a kernel that `kernel_contents` lists.
-_LISTED = 4
 
 #: Instructions that read a part of their first operand, as large as their result.
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
@@ -432,7 +415,7 @@ class _ModuleSums:
                 sums = together([sums, self._inside(op)])
             elif op.opcode == "async-start":
                 sums = together([sums, self[self._module.computations[op.calls[0]]]])
-            elif op.opcode not in _NO_KERNEL and op.opcode not in ("async-update", "async-done"):
+            elif op.opcode not in NO_KERNEL and op.opcode not in ("async-update", "async-done"):
                 for part in self._work.parts(op):
                     items[self._key(op, part.op)].append((part.work, part.product))
         for key, listed in items.items():
@@ -472,7 +455,7 @@ def kernel_runs(module: HloModule) -> dict[Instruction, int]:
                 trips = while_trip_count(module, op) if op.opcode == "while" else 1
                 for number in op.calls:
                     times[number] += count * (1 if trips is None else trips)
-            elif op.opcode not in _NO_KERNEL and not op.opcode.endswith(("-update", "-done")):
+            elif op.opcode not in NO_KERNEL and not op.opcode.endswith(("-update", "-done")):
                 runs[op] = count
     return runs
 
@@ -528,13 +511,3 @@ def _groups(by: ModuleBy, work: ModuleWork, origins: PartOrigins) -> Iterator[Gr
     else:
         for name, tally in sums(lambda kernel, op: origins.of(kernel, op).primitive):
             yield group_of(tally, name)
-
-
-def kernel_contents(module: HloModule, kernel: Instruction) -> str:
-    """Return what a kernel computes: `dot`, `add, tanh, multiply`, or what a custom call runs."""
-    if kernel.custom_call_target:
-        return f"custom-call {kernel.custom_call_target}"
-    opcodes = {op.opcode: None for op in module.inside(kernel) if op.opcode not in _NO_KERNEL}
-    listed = [opcode for opcode in opcodes if opcode != "broadcast"]
-    listed = listed or list(opcodes) or [kernel.opcode]
-    return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")

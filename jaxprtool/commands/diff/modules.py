@@ -18,12 +18,12 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import networkx
 
-from jaxprtool.commands.cost.modules import ModuleWork, PartOrigins, kernel_contents, kernel_runs
+from jaxprtool.commands.cost.modules import ModuleWork, PartOrigins, kernel_runs
 from jaxprtool.commands.memory.compiled import module_peak
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.hlo.module import HloModule, Instruction
+from jaxprtool.ir.hlo.module import HloModule, Instruction, kernel_contents
 from jaxprtool.ir.hlo.partitions import KINDS
 from jaxprtool.ir.source_text import UNKNOWN, Place
 

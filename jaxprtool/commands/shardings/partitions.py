@@ -30,8 +30,8 @@ from jaxprtool.commands.shardings.reasons import (
 )
 from jaxprtool.ir.documents import Printed, document
 from jaxprtool.ir.hlo import partitions as hlo
-from jaxprtool.ir.hlo.buffers import CALLS
 from jaxprtool.ir.hlo.module import (
+    CALLS,
     Computation,
     HloModule,
     HloShape,

@@ -18,7 +18,6 @@ from jaxprtool.commands.cost.estimate import Cost
 from jaxprtool.commands.cost.modules import (
     ModuleWork,
     PartOrigins,
-    kernel_contents,
     kernel_runs,
     module_cost,
 )
@@ -34,8 +33,7 @@ from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir import source_text
 from jaxprtool.ir.documents import document, in_bytes, plural, with_prefix
 from jaxprtool.ir.frames import frames_now
-from jaxprtool.ir.hlo.buffers import CALLS
-from jaxprtool.ir.hlo.module import Computation, HloModule, Instruction, while_trip_count
+from jaxprtool.ir.hlo.module import CALLS, Computation, HloModule, Instruction
 from jaxprtool.ir.notation import (
     BinderToken,
     Comment,
@@ -49,6 +47,7 @@ from jaxprtool.render.page import PageSources, environment, hash_of, page_table,
 from jaxprtool.render.terminal.lines import Listing, joined_lines, printable
 from jaxprtool.render.terminal.listing import ShowOptions
 from jaxprtool.render.terminal.tables import more, split_rows
+from jaxprtool.render.terminal.tree import computes
 
 #: The number of operands that a row lists.
 _OPERANDS = 4
@@ -143,24 +142,14 @@ class _Rows:
             if op.opcode not in CALLS:
                 reads = tuple(dict.fromkeys(_name(module, number) for number in op.operands))
                 place = self._origins.of(op, op).place.user
-                yield ModuleRow(depth, op, _what(module, op), reads, place)
+                yield ModuleRow(depth, op, computes(module, op), reads, place)
                 continue
-            yield ModuleRow(depth, op, _what(module, op), (), UNKNOWN)
+            yield ModuleRow(depth, op, computes(module, op), (), UNKNOWN)
             if self._most is None or depth < self._most:
                 for number in op.calls[:1] if op.opcode == "while" else op.calls:
                     if number not in self._listed:
                         self._listed.add(number)
                         yield from self.of(module.computations[number], depth + 1)
-
-
-def _what(module: HloModule, op: Instruction) -> str:
-    if op.opcode == "while":
-        trips = while_trip_count(module, op)
-        return "while" if trips is None else f"while[{trips:,} times]"
-    if op.opcode in CALLS:
-        return op.opcode
-    contents = kernel_contents(module, op)
-    return f"fusion[{contents}]" if op.opcode == "fusion" else contents
 
 
 def _name(module: HloModule, number: int) -> str:

@@ -22,6 +22,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxprtool.ir.hlo.module import (
+    CALLS,
     Computation,
     HloModule,
     HloShape,
@@ -198,10 +199,6 @@ _SAME = frozenset({"bitcast", "optimization-barrier", "domain", "add-dependency"
 
 #: Instructions that only pass buffers on.
 _PASSED_ON = _SAME | {"tuple", "get-tuple-element"}
-
-#: Instructions whose computations run step by step and have buffers of their own.
-CALLS = frozenset({"while", "conditional", "call"})
-
 #: The time of the end of a module.
 END = sys.maxsize
 

@@ -176,6 +176,7 @@ class HloModule:
         lines: Files and lines, instead of call stacks, in a module of an older release.
         since: The time of the file that it was read from. Source files written later have changed.
         digests: The digests of source files, if it is of a recorded run that keeps them.
+        source: The text or the `HloModuleProto` that it was read from.
     """
 
     name: str
@@ -188,6 +189,7 @@ class HloModule:
     lines: tuple[tuple[str, int], ...] = field(default=(), repr=False)
     since: float | None = None
     digests: Mapping[str, str] = field(default_factory=dict)
+    source: bytes | str = field(kw_only=True, repr=False)
 
     @cached_property
     def instructions(self) -> dict[int, Instruction]:
@@ -273,12 +275,13 @@ def module_name(data: bytes) -> str:
     return text_field(message(data), 1)
 
 
-def read_module(data: bytes, since: float | None = None) -> HloModule:
+def read_module(data: bytes, since: float | None = None, text: str | None = None) -> HloModule:
     """Return a module from an `HloModuleProto`.
 
     Args:
         data: The proto.
         since: The time when the file that has it was written, if it was read from one.
+        text: The text that the proto was parsed from, if any.
     """
     fields = message(data)
     reader = _Reader()
@@ -302,6 +305,7 @@ def read_module(data: bytes, since: float | None = None) -> HloModule:
         submessage(fields, 17),
         tuple(reader.lines),
         since,
+        source=data if text is None else text,
     )
 
 
@@ -586,6 +590,29 @@ def _passed(module: HloModule, value: Instruction) -> Instruction:
     while value.opcode in _SAME and value.operands:
         value = module.instructions[value.operands[0]]
     return value
+
+
+#: Instructions whose computations run step by step and have buffers of their own.
+CALLS = frozenset({"while", "conditional", "call"})
+
+#: Instructions that run no kernel.
+NO_KERNEL = frozenset({
+    "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
+    "add-dependency", "optimization-barrier", "domain", "partition-id", "replica-id",
+})  # fmt: skip
+
+#: The number of operations of a kernel that `kernel_contents` lists.
+_LISTED = 4
+
+
+def kernel_contents(module: HloModule, kernel: Instruction) -> str:
+    """Return what a kernel computes: `dot`, `add, tanh, multiply`, or what a custom call runs."""
+    if kernel.custom_call_target:
+        return f"custom-call {kernel.custom_call_target}"
+    opcodes = {op.opcode: None for op in module.inside(kernel) if op.opcode not in NO_KERNEL}
+    listed = [opcode for opcode in opcodes if opcode != "broadcast"]
+    listed = listed or list(opcodes) or [kernel.opcode]
+    return ", ".join(listed[:_LISTED]) + (", …" if len(listed) > _LISTED else "")
 
 
 # --- products -------------------------------------------------------------------------------------

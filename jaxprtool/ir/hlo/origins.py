@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import groupby
 from math import log2, prod
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -24,14 +25,13 @@ from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.documents import document
 from jaxprtool.ir.frames import Frames, Line
 from jaxprtool.ir.hlo.buffers import (
-    CALLS,
     Buffer,
     BufferAssignment,
     LiveRanges,
     Position,
     scheduled_assignment,
 )
-from jaxprtool.ir.hlo.module import HloModule, Instruction, executed, while_trip_count
+from jaxprtool.ir.hlo.module import CALLS, HloModule, Instruction, executed, while_trip_count
 from jaxprtool.ir.hlo.partitions import moved_values, started_collective
 from jaxprtool.ir.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
 from jaxprtool.ir.source_text import UNKNOWN, Place
@@ -339,9 +339,11 @@ def is_callback(op: Instruction) -> bool:
 def _one_stack(frames: tuple[UserFrame, ...]) -> tuple[UserFrame, ...]:
     """Return a call stack up to where its outermost frame first appears.
 
-    The body of a loop has the stack of the loop behind its own, which begins in the same place.
+    The body of a loop has the stack of the loop behind its own, which begins in the same place, or
+    the frame that runs the loop several times.
     """
-    return frames[: frames.index(frames[-1]) + 1] if frames else frames
+    whole = frames[: frames.index(frames[-1]) + 1] if frames else frames
+    return tuple(frame for frame, _ in groupby(whole))
 
 
 def _elements(shape: object) -> int:

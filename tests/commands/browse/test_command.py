@@ -14,6 +14,7 @@ import pytest
 
 from jaxprtool.commands.browse import app
 from jaxprtool.ir.frames import current_frame_view
+from tests.programs.modules import OLD
 from tests.share import on_one_release
 
 ROOT = Path(__file__).parents[3]
@@ -35,6 +36,18 @@ def test_a_program_on_stdin_leaves_no_keyboard_input(cli):
 def on_terminal(monkeypatch):
     """Make the streams pass for a terminal."""
     monkeypatch.setattr("jaxprtool.commands.browse.command._require_terminal", lambda target: None)
+
+
+def test_a_module_of_a_dump_is_opened_without_passes(cli, on_terminal, monkeypatch, tmp_path):
+    shown = []
+    monkeypatch.setattr(app, "browse", shown.extend)
+    path = tmp_path / "module_0001.jit_step.cpu_after_optimizations.txt"
+    path.write_text(OLD)
+    assert cli("browse", f"{tmp_path}/jit_step").code == 0
+    assert [state.module.module.name for state in shown] == ["jit_step"]
+    found = cli("browse", str(path), "-p", "dce")
+    assert found.code == 2
+    assert found.lines == [f"error: '{path}' is an HLO module: -p does not apply"]
 
 
 #: The escape sequences that restore the previous screen and its cursor.

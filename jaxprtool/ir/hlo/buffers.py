@@ -340,7 +340,8 @@ class LiveRanges:
         if instruction.opcode.endswith("-done"):
             start = self._module.instructions[instruction.operands[0]]
             return start.id, (*_started(start), *index)
-        if instruction.opcode.endswith("-start") and index and index[:1] != _started(instruction):
+        is_start = instruction.opcode.endswith("-start") and instruction.operands
+        if is_start and index and index[:1] != _started(instruction):
             return instruction.operands[0], index[1:]
         if instruction.opcode == "tuple" and index:
             return instruction.operands[index[0]], index[1:]

@@ -9,7 +9,7 @@ from jaxprtool.commands.memory.compiled import module_peak
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.hlo.buffers import scheduled_assignment
 from jaxprtool.ir.hlo.module import read_module
-from jaxprtool.jaxcompat.lowering import parsed_hlo
+from jaxprtool.jaxcompat.lowering import HloSyntaxError, parsed_hlo
 from tests.programs import harness_programs
 from tests.programs.modules import TILED, stored
 
@@ -108,3 +108,29 @@ def test_tiles_are_padded_and_memory_on_the_chip_is_not_counted():
     assert sizes == {"x": 4096, "y": 4096, "z": 4096}
     # The table of the results has a place of its own, of the TPU's alignment.
     assert module_peak(StoredModule(module, None)).peak_bytes == 3 * 4096 + 512
+
+
+#: An asynchronous call whose operand is given after its start.
+LATE_OPERAND = """HloModule late, is_scheduled=true
+
+called {
+  p = f32[4]{0} parameter(0)
+  ROOT c = f32[4]{0} custom-call(p), custom_call_target="foo"
+}
+
+ENTRY entry {
+  x = f32[4]{0} parameter(0)
+  start = ((), (), s32[]) async-start(), calls=called
+  n = f32[4]{0} negate(x)
+  update = ((f32[4]{0}), f32[4]{0}, s32[]) async-update(start, n), calls=called
+  ROOT done = f32[4]{0} async-done(update), calls=called
+}
+"""
+
+
+def test_an_asynchronous_call_may_start_without_operands():
+    try:
+        module = read_module(parsed_hlo(LATE_OPERAND))
+    except HloSyntaxError:
+        pytest.skip("the parser of this jaxlib takes no empty tuples of operands")
+    assert module_peak(StoredModule(module, None)).peak_bytes >= 32

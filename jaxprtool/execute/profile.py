@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.errors import JaxRuntimeError
 from jax.profiler import ProfileData, ProfileOptions, TraceAnnotation
 
 from jaxprtool import jaxcompat
@@ -99,7 +100,9 @@ def start(folder: str) -> None:
 def finish() -> None:
     """Wait until the operations of all devices have ended."""
     jax.effects_barrier()
-    jax.block_until_ready(jax.live_arrays())
+    for array in jax.live_arrays():
+        with contextlib.suppress(JaxRuntimeError):  # whoever reads the array sees the error
+            array.block_until_ready()
 
 
 def modules_of(executables: Iterable[Any]) -> Iterator[bytes]:

@@ -243,3 +243,12 @@ def test_a_program_on_a_mesh_of_several_devices_is_profiled(tmp_path):
         check=True,
     )
     assert done.stdout == "mesh.py:5 True\n"
+
+
+def test_an_array_that_could_not_be_made_before_does_not_end_the_profile_of_a_block():
+    failed = jax.jit(lambda x: jnp.sort(jnp.sin(x[:, None] * x), 0)[0])(jnp.ones(400_000))
+    with jaxprtool.profiling() as profile:
+        jax.jit(jnp.sin)(jnp.ones(1000)).block_until_ready()
+    assert profile.profile.lines
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        failed.block_until_ready()

@@ -29,7 +29,7 @@ from jax import numpy as jnp
 
 from jaxprtool import jaxcompat
 from jaxprtool.ir.body_matching import MatchedBody, match_bodies
-from jaxprtool.ir.custom_rules import custom_rule, has_rule, rule_jaxprs
+from jaxprtool.ir.custom_rules import has_rule
 from jaxprtool.ir.equations import equations
 from jaxprtool.ir.equivalence import (
     EquationKeys,
@@ -39,6 +39,7 @@ from jaxprtool.ir.equivalence import (
     parameters,
     same_primitive,
     same_rules,
+    same_rules_for_types,
 )
 from jaxprtool.ir.keys import effect_kinds, function_difference
 from jaxprtool.ir.regions import Region, holds_jaxpr, regions, sub_jaxprs
@@ -296,21 +297,11 @@ def _parameters(keys: EquationKeys, old: JaxprEqn, new: JaxprEqn) -> Iterator[Di
 
 
 def _like_rules(old: JaxprEqn, new: JaxprEqn) -> bool:
-    """Return True if the rules of two custom calls do the same, each for its types of operands."""
+    """Return True if two custom calls have equal rules, or the same ones of other types."""
     if same_rules(old, new):
         return True
     types = [[str(atom.aval) for atom in eqn.invars] for eqn in (old, new)]
-    return types[0] != types[1] and _rule_outline(old) == _rule_outline(new)
-
-
-def _rule_outline(eqn: JaxprEqn) -> list[tuple[Any, ...]]:
-    """Return what the rules of a custom call compute, without types: primitives and constants."""
-    bodies = rule_jaxprs(custom_rule(eqn)).values()
-    return [
-        (inner.primitive.name, *(str(a) for a in inner.invars if type(a) is Literal))
-        for body in bodies
-        for inner in equations(jaxcompat.open_jaxpr(body))
-    ]
+    return types[0] != types[1] and same_rules_for_types(old, new)
 
 
 def _one_for_each(value: Any, eqn: JaxprEqn) -> tuple[Any, ...]:

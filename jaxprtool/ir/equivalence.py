@@ -109,6 +109,19 @@ def same_rules(p: JaxprEqn, q: JaxprEqn) -> bool:
     return True
 
 
+def same_rules_for_types(p: JaxprEqn, q: JaxprEqn) -> bool:
+    """Return True if the rules of two custom calls do the same, each for its types of operands.
+
+    Rules that call functions with rules without end, or cannot be traced, are not the same.
+    """
+    try:
+        with rules_followed():
+            _UntypedCheck().parameters(_rules(p), _rules(q))
+    except (_Different, UnsupportedError):
+        return False
+    return True
+
+
 def same_operation(p: JaxprEqn, q: JaxprEqn) -> bool:
     """Return True if two equations compute the same from equal operands, whatever their context.
 
@@ -247,12 +260,16 @@ class _EquivalenceCheck:
         _at("effects", _check, kinds[0] == kinds[1], *kinds)
 
     def _params(self, p: JaxprEqn, q: JaxprEqn) -> None:
-        self.parameters(parameters(p), parameters(q))
+        self.parameters(*self.compared(p, q))
         if has_rule(p):
             keys = rule_key(p), rule_key(q)
             if keys[0] != keys[1] and keys not in self._rules:
                 self._rules.add(keys)
                 self.parameters(_rules(p), _rules(q))
+
+    def compared(self, p: JaxprEqn, q: JaxprEqn) -> tuple[Params, Params]:
+        """Return the parameters of two equations that are compared."""
+        return parameters(p), parameters(q)
 
     def parameters(self, p: Params, q: Params) -> None:
         """Compare parameters by name."""
@@ -288,6 +305,31 @@ class _EquivalenceCheck:
             )
         else:
             _check(_same_plain(p, q), p, q)
+
+
+class _UntypedCheck(_EquivalenceCheck):
+    """A comparison without types, and parameters that are the shape or dtype of a result."""
+
+    def types(self, p: Sequence[Atom], q: Sequence[Atom]) -> None:
+        _check(len(p) == len(q), len(p), len(q))
+
+    def compared(self, p: JaxprEqn, q: JaxprEqn) -> tuple[Params, Params]:
+        both = parameters(p), parameters(q)
+        said = [
+            {name for name, value in params.items() if _is_of_result(value, eqn)}
+            for params, eqn in zip(both, (p, q), strict=True)
+        ]
+        left_out = said[0] & said[1]
+        old, new = ({k: v for k, v in params.items() if k not in left_out} for params in both)
+        return old, new
+
+
+def _is_of_result(value: object, eqn: JaxprEqn) -> bool:
+    """Return True if the value of a parameter is the shape or the dtype of an equation's result."""
+    aval = eqn.outvars[0].aval if len(eqn.outvars) == 1 else None
+    if isinstance(value, tuple):
+        return value == getattr(aval, "shape", None)
+    return isinstance(value, np.dtype) and value == getattr(aval, "dtype", None)
 
 
 #: For primitives that hold live Python objects, or differ between JAX releases: functions that

@@ -30,13 +30,13 @@ from jaxprtool.ir import source_text
 from jaxprtool.ir.array_files import constants_file, write_npz
 from jaxprtool.ir.custom_rules import with_closed_over
 from jaxprtool.ir.documents import METHODS, as_json
-from jaxprtool.ir.equations import Contains, bodies, equations
+from jaxprtool.ir.equations import bodies, equations
 from jaxprtool.ir.meshes import is_over_devices
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import JitOptions, Program, with_lifted
 from jaxprtool.ir.source_text import UNKNOWN, Place
 from jaxprtool.ir.trees import structure, unique
-from jaxprtool.jaxcompat import JaxprEqn, open_jaxpr
+from jaxprtool.jaxcompat import open_jaxpr
 from jaxprtool.jaxcompat.compile_hooks import (
     Around,
     CompileTimes,
@@ -380,7 +380,7 @@ class Recorder:
             "defined": function.line,
             "program": stem,
             "equations": size,
-            "foreign": Contains(_is_foreign)(program.jaxpr),
+            "foreign": _is_foreign(program),
             "key": key.to_json(),
             "results": as_json(
                 [
@@ -553,8 +553,10 @@ def _body(lowering: Lowering) -> Any:
     return open_jaxpr(bodies(eqn)[0][1])
 
 
-def _is_foreign(eqn: JaxprEqn) -> bool:
-    return jaxcompat.defining_module(eqn.primitive) is not None
+def _is_foreign(program: Program) -> bool:
+    """Return True if another package than JAX defines a primitive of a program."""
+    primitives = {eqn.primitive for eqn in equations(open_jaxpr(program.jaxpr))}
+    return any(jaxcompat.defining_module(each) is not None for each in primitives)
 
 
 def _defined(info: Any) -> FileLine:

@@ -395,8 +395,9 @@ class _PerturbedInterpreter(Interpreter):
         errors: The random errors; None for none.
         narrow: Filled with the primitives that only ran in their own dtypes.
         state: The state of a generator of random places.
-        compiled: What was compiled of a program whose equations run by themselves, by the `id` of
-            the equation; None for a program that is compiled as a whole.
+        compiled: The loops and branches that were compiled of a program whose equations run by
+            themselves, by their number in the run: a body that is called twice may have other
+            constants; None for a program that is compiled as a whole.
 
     Attributes:
         effects: The equations without results, but those in loops and branches, with operands.
@@ -486,10 +487,10 @@ class _PerturbedInterpreter(Interpreter):
             inner = _PerturbedInterpreter(errors, self._narrow, state)
             return inner.equation(eqn, [all_operands[i] for i in range(len(operands))])
 
-        if id(eqn) not in self._compiled:
-            self._compiled[id(eqn)] = jax.jit(run, compiler_options=_QUICK)
-        errors = self._errors
-        return self._compiled[id(eqn)](errors.numbers, errors.sizes, self._next(), given)
+        errors, state = self._errors, self._next()
+        if self._count not in self._compiled:
+            self._compiled[self._count] = jax.jit(run, compiler_options=_QUICK)
+        return self._compiled[self._count](errors.numbers, errors.sizes, state, given)
 
     def _inside(self, state: Any) -> _PerturbedInterpreter:
         return _PerturbedInterpreter(self._errors, self._narrow, state)

@@ -356,3 +356,32 @@ def test_calls_of_another_size_are_counterparts():
 
     sizes = [jaxprtool.trace(other, jnp.ones((n, n)), jnp.ones(n)) for n in (4, 3)]
     assert jaxprtool.diff(*sizes).hunks == ()
+
+
+def with_rule(rule):
+    """Return a function whose derivative is a rule of the operand and its tangent."""
+
+    @jax.custom_jvp
+    def function(x):
+        return jnp.sin(x)
+
+    function.defjvp(lambda x, t: (jnp.sin(x[0]), rule(x[0], t[0])))
+    return lambda x: function(x)
+
+
+@pytest.mark.parametrize(
+    "before, after, same",
+    [
+        (lambda x, t: x**3 * t, lambda x, t: x**3 * t, True),
+        (lambda x, t: jnp.where(x > 0, t, 0), lambda x, t: jnp.where(x > 0, t, 0), True),
+        (lambda x, t: x**3 * t, lambda x, t: x**4 * t, False),
+        (lambda x, t: (x - jnp.sin(x)) * t, lambda x, t: (jnp.sin(x) - x) * t, False),
+        (lambda x, t: 2 * x * t, lambda x, t: 3 * x * t, False),
+    ],
+)
+def test_rules_for_another_size_differ_if_they_compute_something_else(before, after, same):
+    programs = [
+        jaxprtool.trace(with_rule(rule), jnp.ones(n)) for rule, n in ((before, 4), (after, 3))
+    ]
+    parts = [d.part for line in jaxprtool.diff(*programs).lines for d in line.differences]
+    assert parts == [] if same else "rules" in parts

@@ -261,8 +261,9 @@ def installed(name: str) -> Iterator[Program]:
 def test_the_line_of_a_fault_is_the_first_row(name, fault):
     with installed(name) as program:
         found = injected(program, fault, compiled(program))
-        if found is None:
+        if found is None and name in ZOO:  # a model may have few operations of a kind
             pytest.skip("the fault changes nothing at the lines that were tried")
+        assert found is not None
         assert found.diff.lines[0].place == found.place
 
 
@@ -278,7 +279,7 @@ def test_a_lost_donation_is_named(name):
             for number, aval in enumerate(program.in_avals)
             if jnp.issubdtype(aval.dtype, jnp.floating) and aval.size > 1
         ]
-        if not weights:
+        if not weights and name in ZOO:
             pytest.skip("the program has no weights")
         kept = [number for number in weights if number != weights[len(weights) // 2]]
         modules = [

@@ -53,6 +53,18 @@ def outcomes(seed):
     return found, drawn.name
 
 
+def test_a_loop_in_a_body_that_is_called_twice_has_the_constants_of_each_call():
+    @jax.jit
+    def inner(x, factor):
+        return jax.lax.fori_loop(0, 3, lambda i, y: y * factor + 1, x)
+
+    x = np.arange(1, 5, dtype=np.float32)
+    calls = program(lambda x: [inner(x, np.float32(k)) for k in (2, 50)], x)
+    rounding = Rounding(WideProgram(calls), [x])
+    for error, value in zip(rounding.errors, rounding.values, strict=True):
+        assert (error > 0).all() and (error < 1e-5 * value).all()
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("seed", range(HALF, 4, 2))
 def test_reassociations_agree_and_wrong_results_do_not(seed):

@@ -421,7 +421,9 @@ class _PerturbedInterpreter(Interpreter):
         return [_widened(x) for x in self.run(closed, arguments)]
 
     def constant(self, value: Any, aval: Aval) -> Any:
-        return np.asarray(value, aval.dtype) if _is_inexact(aval) else value
+        if _is_inexact(aval):
+            return np.asarray(value, aval.dtype)
+        return self._known(value) if self._depends(value) else value
 
     def evaluate(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
         if not eqn.outvars:  # a print or a check
@@ -468,6 +470,8 @@ class _PerturbedInterpreter(Interpreter):
 
     def _known(self, x: Any) -> Any:
         """Return a value that does not depend on arguments so that `_depends` knows it."""
+        if isinstance(x, jax.core.Tracer):
+            return x
         if hasattr(x, "dtype") and not is_extended(x.dtype):
             return np.asarray(x)
         self._fixed[id(x)] = x

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -51,6 +52,21 @@ def outcomes(seed):
             if (is_clear & (values[0] != values[2])).any():
                 found["missed" if agree(roundings, values, 2) else "found"] += 1
     return found, drawn.name
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_what_is_computed_from_constants_is_rounded_to_its_own_dtype(seed):
+    table, key = jnp.arange(3), jax.random.key(0)
+
+    def constants():
+        return jnp.exp(table * 0.1), jax.random.normal(key, (3,))
+
+    x = np.ones(3, np.float32)
+    wide = WideProgram(program(lambda x: (x, *constants()), x))
+    _, *values = wide.run([x], seed, 1.0)
+    for value, constant in zip(values, jax.jit(constants)(), strict=True):
+        np.testing.assert_allclose(value, constant, rtol=2e-7)
+        assert (value == value.astype(np.float32)).all()
 
 
 def test_a_loop_in_a_body_that_is_called_twice_has_the_constants_of_each_call():

@@ -1,6 +1,8 @@
 """Programs in files and pipes, from the command line."""
 
 import importlib
+import itertools
+import json
 import os
 import re
 import textwrap
@@ -248,3 +250,27 @@ def test_a_recorded_step_with_a_kernel_is_a_target_of_all_but_what_runs_it(
         result = cli(*line.split())
         assert result.code == 2, (line, result)
         assert re.match(r"error: .*pallas_call at kernel\.py:\d+", result.lines[0]), result.lines
+
+
+#: A computation that runs one operation, or call, after another of this kind.
+TWICE = """
+{0} {{
+  x = f32[4]{{0}} parameter(0)
+  y = f32[4]{{0}} {1}(x){2}
+  ROOT z = f32[4]{{0}} {1}(y){2}
+}}
+"""
+
+
+@pytest.mark.parametrize("schedule", ["", ", is_scheduled=true"], ids=["before", "scheduled"])
+def test_computations_that_each_call_another_twice_are_read_once(cli, tmp_path, schedule):
+    names, file = [*(f"c{number}" for number in range(39)), "ENTRY main"], tmp_path / "calls.hlo"
+    bodies = [TWICE.format("c0", "tanh", "")]
+    bodies += [TWICE.format(b, "call", f", to_apply={a}") for a, b in itertools.pairwise(names)]
+    file.write_text(f"HloModule calls{schedule}\n" + "".join(bodies))
+    assert cli("show", str(file)).out.count(" = tanh") == 2
+    cost = json.loads(cli("cost", str(file), "--json").out)
+    assert cost["total"]["transcendentals"] == 4 * 2**40
+    assert cli("diff", str(file), str(file), "--kernels").code == 0
+    assert cli("report", str(file), "-o", str(tmp_path / "page.html")).code == 0
+    assert cli("memory", str(file)).code == (0 if schedule else 2)

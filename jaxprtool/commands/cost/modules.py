@@ -150,7 +150,10 @@ class ModuleWork:
         if kernel.opcode == "custom-call":
             self.unknown[kernel.custom_call_target] += 1
         inside = self.module.inside(kernel)
-        parts = [ModulePart(op, self.arithmetic(op), self._product(op)) for op in inside]
+        parts = [
+            ModulePart(op, self.arithmetic(op).times(runs), self._product(op))
+            for op, runs in inside.items()
+        ]
         fused = self._fused(kernel)
         if fused is None:
             parts.append(ModulePart(kernel, self._moved(kernel)))

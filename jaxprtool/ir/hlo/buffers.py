@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from jaxprtool.ir.hlo.module import (
@@ -259,7 +260,7 @@ class LiveRanges:
         self._spans: dict[int, LiveSpan] = {}
         self._callers: dict[int, Instruction] = {}
         self._homes: dict[int, int] = {}
-        self._order(module.entry, 0)
+        self._order()
         self._ends: dict[int, int] = {}
         for number in self._spans:
             self._read(module.computations[number])
@@ -355,20 +356,32 @@ class LiveRanges:
                 return _operand(caller, home, instruction.parameter_number), index
         return position
 
-    def _order(self, computation: Computation, clock: int) -> int:
-        """Number a computation's instructions in execution order; return the time after it."""
-        start = clock
-        for number in self._module.schedule[computation.id]:
-            instruction = self._module.instructions[number]
-            self._homes[number] = computation.id
-            if instruction.opcode in CALLS:
-                for called in instruction.calls:
-                    self._callers[called] = instruction
-                    clock = self._order(self._module.computations[called], clock + 1)
-            clock += 1
-            self.time[number] = clock
-        self._spans[computation.id] = LiveSpan(start, clock)
-        return clock
+    def _order(self) -> None:
+        """Number the instructions that run in execution order.
+
+        Those of a computation that is called several times have the times of its last call.
+        """
+        module, lengths = self._module, dict[int, int]()
+        # A module has its computations before those that call them.
+        for number in module.computations:
+            order = (module.instructions[n] for n in module.schedule.get(number, ()))
+            lengths[number] = sum(1 + sum(1 + lengths[n] for n in _stepped(op)) for op in order)
+        starts = {module.entry.id: 0}
+        for number in reversed(module.computations):
+            if number not in starts:
+                continue
+            clock = starts[number]
+            for instruction in map(module.instructions.__getitem__, module.schedule[number]):
+                self._homes[instruction.id] = number
+                for called in _stepped(instruction):
+                    if clock >= starts.get(called, 0):
+                        starts[called], self._callers[called] = clock + 1, instruction
+                    clock += 1 + lengths[called]
+                clock += 1
+                self.time[instruction.id] = clock
+            self._spans[number] = LiveSpan(starts[number], clock)
+        self.time = dict(sorted(self.time.items(), key=itemgetter(1)))
+        self._spans = dict(sorted(self._spans.items(), key=lambda item: item[1].end))
 
     def _read(self, computation: Computation) -> None:
         """Extend the live ranges of what a computation reads and returns."""
@@ -407,6 +420,11 @@ class LiveRanges:
             self.readers.pop(buffer.id, None)
         else:
             self.readers[buffer.id] = reader
+
+
+def _stepped(instruction: Instruction) -> tuple[int, ...]:
+    """Return the computations that an instruction runs step by step."""
+    return instruction.calls if instruction.opcode in CALLS else ()
 
 
 def _operand(caller: Instruction, called: int, parameter: int) -> int:
@@ -500,7 +518,7 @@ class _ScheduledBuffers:
         self._module, self._in_main_memory = module, in_main_memory
         self._buffers = [
             Buffer(number, op.shape.at(index).padded_bytes, op, index)
-            for number, (op, index) in enumerate(self._values(module.entry))
+            for number, (op, index) in enumerate(self._values(module.entry, set()))
         ]
         self._group = {buffer.id: buffer.id for buffer in self._buffers}
         apart = (_allocation_of(buffer.id, [buffer], False) for buffer in self._buffers)
@@ -516,14 +534,21 @@ class _ScheduledBuffers:
             self._update_in_place(self._module.instructions[number])
         return self._packed({buffer.id: self._root(buffer.id) for buffer in self._buffers})
 
-    def _values(self, computation: Computation) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
-        """Yield the instructions that write to the main memory, with an index of the result."""
+    def _values(
+        self, computation: Computation, seen: set[int]
+    ) -> Iterator[tuple[Instruction, tuple[int, ...]]]:
+        """Yield the instructions that write to the main memory, with an index of the result.
+
+        Those of a computation that is called several times are yielded once.
+        """
+        seen.add(computation.id)
         for number in self._module.schedule[computation.id]:
             op = self._module.instructions[number]
             is_called = op.opcode == "parameter" and computation is not self._module.entry
             if op.opcode in CALLS:
                 for called in op.calls:
-                    yield from self._values(self._module.computations[called])
+                    if called not in seen:
+                        yield from self._values(self._module.computations[called], seen)
             elif not (op.opcode in _PASSED_ON or op.opcode.endswith("-done") or is_called):
                 for index in _indices(op.shape):
                     shape = op.shape.at(index)

@@ -219,12 +219,15 @@ class HloModule:
         return {end.operands[0]: end for end in ends}
 
     @cached_method
-    def inside(self, instruction: Instruction) -> tuple[Instruction, ...]:
-        """Return the operations in a fusion's body; for another instruction, itself."""
+    def inside(self, instruction: Instruction) -> Counter[Instruction]:
+        """Return how often a fusion runs each operation; for another instruction, itself."""
         if instruction.opcode not in ("fusion", "call"):
-            return (instruction,)
-        bodies = (self.computations[number].instructions for number in instruction.calls)
-        return tuple(inner for body in bodies for op in body for inner in self.inside(op))
+            return Counter((instruction,))
+        inside = Counter[Instruction]()
+        for number in instruction.calls:
+            for op in self.computations[number].instructions:
+                inside.update(self.inside(op))
+        return inside
 
     def frames(self, instruction: Instruction) -> tuple[UserFrame, ...]:
         """Return the call stack of an operation, the innermost frame first."""

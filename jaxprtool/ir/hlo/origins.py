@@ -13,7 +13,7 @@ the value that they copy. `BufferOrigins` finds the lines of buffers.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -31,7 +31,7 @@ from jaxprtool.ir.hlo.buffers import (
     Position,
     scheduled_assignment,
 )
-from jaxprtool.ir.hlo.module import CALLS, HloModule, Instruction, executed, while_trip_count
+from jaxprtool.ir.hlo.module import CALLS, HloModule, Instruction, while_trip_count
 from jaxprtool.ir.hlo.partitions import moved_values, started_collective
 from jaxprtool.ir.scopes import NameScopes, compiled_scopes, function_levels, name_scopes
 from jaxprtool.ir.source_text import UNKNOWN, Place
@@ -169,7 +169,7 @@ class OperationOrigins:
         op = self.module.by_name.get(name)
         if op is None or op.opcode not in CONTAINERS:
             return False
-        return any(inner.name in self.ran for inner, _ in self._called(op))
+        return any(inner.name in self.ran for inner in self._called(op))
 
     def _inside(self, op: Instruction) -> list[tuple[Instruction, int]]:
         """Return the operations among which an operation's time is split, and how often each runs.
@@ -179,34 +179,35 @@ class OperationOrigins:
         if (collective := started_collective(self.module, op)) is not None:
             return [(value, 1) for value, _ in moved_values(self.module, collective)]
         if op.opcode in CONTAINERS:
-            inside = [] if self.is_container(op.name) else self._called(op)
+            inside = Counter() if self.is_container(op.name) else self._called(op)
         else:
-            inside = [(inner, 1) for inner in self.module.inside(op)]
+            inside = self.module.inside(op)
         return [
             (inner, times)
-            for inner, times in inside
+            for inner, times in inside.items()
             if inner.opcode not in _FREE and inner.opcode not in _BODIES
         ]
 
     def _loops(self, op: Instruction) -> Iterator[Instruction]:
         """Return the loops that an operation is or has in its bodies."""
-        ops = [op, *(inner for inner, _ in self._called(op))]
+        ops = [op, *self._called(op)]
         return (inner for inner in ops if inner.opcode == "while")
 
-    def _called(self, op: Instruction, times: int = 1) -> list[tuple[Instruction, int]]:
+    @cached_method
+    def _called(self, op: Instruction) -> Counter[Instruction]:
         """Return the operations in the bodies of an operation, and how often each runs in a call.
 
         A loop with an unknown number of iterations counts as one.
         """
+        called = Counter[Instruction]()
         if op.opcode not in _BODIES:
-            return []  # the function of a reduction has no time of its own
-        called: list[tuple[Instruction, int]] = []
-        inner_times = times
-        if op.opcode == "while":
-            inner_times *= while_trip_count(self.module, op) or 1
+            return called  # the function of a reduction has no time of its own
+        times = (while_trip_count(self.module, op) or 1) if op.opcode == "while" else 1
         for number in op.calls:
             for inner in self.module.computations[number].instructions:
-                called += [(inner, inner_times), *self._called(inner, inner_times)]
+                called[inner] += times
+                for deeper, runs in self._called(inner).items():
+                    called[deeper] += times * runs
         return called
 
     def _is_own_copy(self, op: Instruction) -> bool:
@@ -675,9 +676,19 @@ def _merged(copies: Iterable[InsertedCopy]) -> tuple[InsertedCopy, ...]:
 def _runs(module: HloModule) -> dict[int, int | None]:
     """Return how often a call runs each instruction, by number; None if that is unknown."""
     runs: dict[int, int | None] = {}
-    for op, count in executed(module):
-        before = runs.get(op.id, 0)
-        runs[op.id] = None if before is None or count is None else before + count
+    times: dict[int, int | None] = {module.entry.id: 1}
+    # A module has its computations before those that call them.
+    for computation in reversed(module.computations.values()):
+        count = times.get(computation.id, 0)
+        for op in computation.instructions:
+            runs[op.id] = inner = count
+            if op.opcode == "while":
+                trips = while_trip_count(module, op)
+                inner = None if trips is None or count is None else count * trips
+            # The end of an operation in the background names the computation that its start runs.
+            for number in () if op.opcode in ("async-update", "async-done") else op.calls:
+                before = times.get(number, 0)
+                times[number] = None if before is None or inner is None else before + inner
     return runs
 
 

@@ -147,16 +147,15 @@ def test_each_command_has_an_example():
 
 @pytest.mark.proof
 @pytest.mark.parametrize("example", share(sorted(set(examples()))))
-def test_every_example_of_the_help_works(capfd, monkeypatch, tmp_path, example):
-    monkeypatch.chdir(tmp_path)
+def test_every_example_of_the_help_works(capfd, monkeypatch, empty_folder, example):
     monkeypatch.setattr("jaxprtool.commands.browse.command._require_terminal", lambda target: None)
     monkeypatch.setattr("jaxprtool.commands.browse.app.browse", print)
-    (tmp_path / "samples").symlink_to(ROOT / "samples")
-    (tmp_path / "my_passes.py").write_text("")
-    (tmp_path / "pyproject.toml").write_text(TARGETS)
-    (tmp_path / "train.py").write_text(TRAIN)
-    write_modules(tmp_path)
-    write_interpreters(tmp_path)
+    (empty_folder / "samples").symlink_to(ROOT / "samples")
+    (empty_folder / "my_passes.py").write_text("")
+    (empty_folder / "pyproject.toml").write_text(TARGETS)
+    (empty_folder / "train.py").write_text(TRAIN)
+    write_modules(empty_folder)
+    write_interpreters(empty_folder)
     files = set(os.listdir())
     if lacking := missing(*(program for sign, program in PROGRAMS.items() if sign in example)):
         pytest.skip(lacking)

@@ -341,13 +341,10 @@ def _kernel_changes(old: _Side, new: _Side) -> list[KernelChange]:
         # An operation of many kernels, such as the same one in each layer, says nothing.
         for pair in zip(with_before, with_after, strict=False):
             graph.add_edge(*pair)
-    members = [set(kernels) for kernels in left]
-    changes = []
+    changes, order = [], {kernel: i for kernels in left for i, kernel in enumerate(kernels)}
     for component in networkx.connected_components(graph):
-        parts = [
-            [kernel for kernel in kernels if kernel in component & members[number]]
-            for number, kernels in enumerate(left)
-        ]
+        kernels = sorted(component, key=order.__getitem__)
+        parts = [[kernel for kernel in kernels if kernel in side.runs] for side in sides]
         changes.append(_kernel_change(sides, computed, parts))
     return sorted(changes, key=lambda c: -abs(c.bytes_after - c.bytes_before))
 

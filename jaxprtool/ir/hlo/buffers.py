@@ -310,11 +310,13 @@ class LiveRanges:
                 groups[number].append((self.of(placed.buffer), placed))
             for group in groups.values():
                 adjacent: list[tuple[LiveSpan, PlacedBuffer]] = []
+                end = 0
                 for span, placed in sorted(group, key=lambda pair: pair[0]):
-                    if adjacent and span.start > max(other.end for other, _ in adjacent):
+                    if adjacent and span.start > end:
                         yield _Use(allocation.index, adjacent)
                         adjacent = []
                     adjacent.append((span, placed))
+                    end = max(end, span.end)
                 yield _Use(allocation.index, adjacent)
 
     def caller(self, instruction: Instruction) -> Instruction | None:

@@ -21,7 +21,7 @@ _METHODS = {
     "apply": ("jaxprtool.api", "applied"),
     "meshes_in": ("jaxprtool.ir.substitution", "meshes_in"),
     "on_mesh": ("jaxprtool.ir.specialization", "on_mesh"),
-    "origin_of": ("jaxprtool.commands.nans.nans", "origin_of"),
+    "origin_of": ("jaxprtool.commands.nans.search", "origin_of"),
     "program_html": ("jaxprtool.api", "program_html"),
     "program_summary": ("jaxprtool.api", "program_summary"),
     "program_text": ("jaxprtool.api", "program_text"),

@@ -81,14 +81,19 @@ def all_found(search: NanSearch, width: int, top: int | None) -> Rendering:
         for (kind, *others), count in counts.items()  # equal blocks of a model
     ]
     table = Table(f"{search.name}: {len(search.found):,} found", columns, rows)
-    return Rendering(drawn(table, top), width)
+    after = [Text(f"\nthe program then raised {search.raised}")] if search.raised else []
+    return Rendering(Group(drawn(table, top), *after), width)
 
 
 def _heading(search: NanSearch, first: BadValue) -> str:
     a = "a NaN" if first.kind == "NaN" else "an infinity"
-    reached = f"reaches {_reached(first)}"
+    leads = "" if first.raises else f", which reaches {_reached(first)}"
+    then = f"; the program then raised {search.raised}" if search.raised else ""
+    outcome = f"{a}{leads}{then}"
     if first.argument:
-        return f"{search.name}: argument {first.argument} contains {a}, which {reached}"
+        return f"{search.name}: argument {first.argument} contains {outcome}"
+    if first.raises and not first.primitive:
+        return f"{search.name}: a constant of the program contains {outcome}"
     if not first.primitive:
         verb = "is" if len(first.reaches) == 1 else "are"
         return f"{search.name}: {_reached(first)} {verb} NaN (a constant of the program)"
@@ -96,11 +101,13 @@ def _heading(search: NanSearch, first: BadValue) -> str:
     if first.kernel is not None:
         kernel = f"the kernel {first.kernel.name}"
         what = kernel if what == "pallas_call" else f"{what} in {kernel}"
-    return f"{search.name}: {what} makes {a}, which {reached}"
+    return f"{search.name}: {what} makes {outcome}"
 
 
 def _reached(value: BadValue, most: int = _FEW) -> str:
     """Return the results that a value reaches, of which at most so many are named."""
+    if value.raises:
+        return "the error"
     if value.reaches:
         return some(value.reaches, most)
     return f"no result: {value.dropped} drops it" if value.dropped else "no result"
@@ -170,10 +177,10 @@ def nans_document(search: NanSearch) -> NansDocument:
     if first is None:
         return NansDocument(search.name, False)
     of_first = first.primitive, first.source, first.path, first.iteration, first.operands
-    return NansDocument(search.name, True, *of_first, search.found)
+    return NansDocument(search.name, True, *of_first, search.found, search.raised)
 
 
-@document(names={"source": "place"})
+@document(names={"source": "place"}, optional=("raised",))
 class NansDocument(NamedTuple):
     """`nans`: the first NaN or infinity that reaches a result, or else the first; and all others.
 
@@ -188,6 +195,7 @@ class NansDocument(NamedTuple):
     iteration: Annotated[Sequence[int], "The iteration of each enclosing loop, from 0."] = ()
     operands: Annotated[Sequence[NanOperand], "The operands of the equation."] = ()
     all: Annotated[Sequence[BadValue], "All values found; those that reach a result first."] = ()
+    raised: Annotated[str, "The error that the program then raised; missing if none."] = ""
 
 
 # --- command --------------------------------------------------------------------------------------

@@ -351,11 +351,13 @@ class SearchState(NamedTuple):
         indices: For each equation, the mask indices of the NaN and the infinity that it is known to
             produce, or -1; None if nothing is followed.
         watched: Whether to stop if a result of an iteration has an origin that no value had before.
+        end: The iteration before which to stop.
     """
 
     ignored: Any
     indices: Any
     watched: Any
+    end: Any
 
 
 def body_equations(loop: Scan | While) -> list[JaxprEqn]:
@@ -394,8 +396,13 @@ def compiled_iterations(loop: Scan | While) -> Callable[..., tuple[Progress, Any
             return kept._replace(ys=after.ys), counts, stops
 
         counts = jnp.zeros((len(numbers), 2), jnp.int32)
+
+        def continues(state: Any) -> Any:
+            progress, _, stopped = state
+            return progress.more & ~stopped & (progress.number < search.end)
+
         state = start, counts, jnp.array(False)
-        return jax.lax.while_loop(lambda state: state[0].more & ~state[2], one, state)[:2]
+        return jax.lax.while_loop(continues, one, state)[:2]
 
     return run
 

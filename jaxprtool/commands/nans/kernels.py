@@ -301,6 +301,7 @@ class _SteppedKernel:
         values = [*self._scalars, *blocks, *memory.scratch]
         refs = [jax.new_ref(jnp.asarray(x)) for x in values]
         search = _StepSearch(self.kernel, self._body, self._position(number), refs)
+        search.run_program()
         for i in (*self._outputs, *range(len(blocks), len(blocks) + len(memory.scratch))):
             content = refs[len(self._scalars) + i]
             for origin in search.origins_in(content):

@@ -39,7 +39,7 @@ from jaxprtool.commands.nans.values import (
     place_after,
     state_of,
 )
-from jaxprtool.errors import UnsupportedError
+from jaxprtool.errors import UnsupportedError, UserFunctionError
 from jaxprtool.execute.running.arrays import (
     FilledArguments,
     as_numpy,
@@ -48,11 +48,11 @@ from jaxprtool.execute.running.arrays import (
     statistics,
     wide,
 )
-from jaxprtool.execute.running.run import ready_to_step
+from jaxprtool.execute.running.run import error_line, failures_reported, ready_to_step
 from jaxprtool.ir.dataflow import POSITIVE, Domain
 from jaxprtool.ir.documents import Printed, document
-from jaxprtool.ir.equations import Contains, all_jaxprs, has_external_effect, named, type_of
-from jaxprtool.ir.evaluation import FiniteCheck, Interpreter, bind, checks_disabled
+from jaxprtool.ir.equations import Contains, all_jaxprs, has_external_effect, type_of
+from jaxprtool.ir.evaluation import Interpreter, bind
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.meshes import mesh_in_types
 from jaxprtool.ir.program import Program, top_jaxpr
@@ -116,7 +116,7 @@ class KernelStep:
     note: str = ""
 
 
-@document(names={"source": "place"}, without=("code",), optional=("kernel",))
+@document(names={"source": "place"}, without=("code", "raises"), optional=("kernel",))
 @dataclass(frozen=True)
 class BadValue:
     """A NaN or an infinity in an argument, or computed by an equation from values without any.
@@ -145,6 +145,7 @@ class BadValue:
         leads_to: The equations that compute another NaN or infinity from it.
         forward: In the backward pass of a gradient, the forward equation whose derivative it is.
         kernel: In a Pallas kernel, the step of its grid.
+        raises: Whether the program raised an error that depends on it.
     """
 
     kind: str
@@ -168,6 +169,7 @@ class BadValue:
     leads_to: tuple[str, ...]
     forward: str
     kernel: KernelStep | None = None
+    raises: bool = False
 
 
 @dataclass(frozen=True)
@@ -176,11 +178,14 @@ class NanSearch(Printed):
 
     Attributes:
         name: The program's name.
-        found: All NaNs and infinities, those that reach a result first, otherwise in program order.
+        found: All NaNs and infinities, those that reach a result or lead to an error first,
+            otherwise in program order.
+        raised: The error that the program then raised: `ValueError: not finite`; or "".
     """
 
     name: str
     found: tuple[BadValue, ...]
+    raised: str = ""
 
     @property
     def first(self) -> BadValue | None:
@@ -192,7 +197,7 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
     """Find the equations that compute a NaN or an infinity from values without any.
 
     Values are followed to the results; a value that a `where` drops reaches none. Prints and other
-    calls without results are skipped.
+    calls without results are skipped. If a callback raises an error, the search ends there.
 
     Args:
         program: A `Program`.
@@ -203,77 +208,45 @@ def find_nan(program: Program, args: object, device: jax.Device | None = None) -
         ArgumentsError: If the number of arguments is wrong.
         StructureError: If an argument has another type.
         UnsupportedError: If the program has free named axes.
+        UserFunctionError: If the program raises an error before any NaN or infinity.
     """
-    with _searched(program, args, device) as (program, origins):
+    with searched(program, args, device) as (program, origins, raised):
         reading = _OriginDescriber(program)
-        bad_values = [
-            reading.described(origin) for origin in origins if origin.reached or not origin.held
-        ]
-    return NanSearch(program.name, tuple(sorted(bad_values, key=lambda bad: not bad.reaches)))
-
-
-def nan_cone(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
-    """Return a jaxpr of the equation that produces the first NaN that reaches a result.
-
-    If it has infinite operands, the jaxpr includes the equations that produced these, back to
-    finite values.
-
-    Args:
-        program: A `Program`.
-        args: Its arguments, as a tuple, or as any pytree of the same leaves.
-
-    Returns:
-        A jaxpr of these equations with the finite values that they read as arguments, and these
-        values. None if no equation produces a NaN that reaches a result.
-    """
-    from jaxprtool.commands.nans.compiled import cone_of
-
-    with _searched(program, args, None) as (_, origins):
-        nans = [origin for origin in origins if origin.state == NAN and origin.reached]
-    if not nans or nans[0].step is None:
-        return None
-    return cone_of(nans[0].step, nans[0].operands)
-
-
-def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
-    """Return the origin of the first fault in a result: `log at model.py:9`.
-
-    Args:
-        program: A `Program`.
-        arguments: Its flat arguments, with the values of Refs before it was run.
-        position: The position of the result.
-        check: The kind of fault.
-    """
-    from jaxprtool.commands.nans.search import OriginSearch
-
-    with checks_disabled(), ready_to_step(program, list(arguments), None) as (program, placed):
-        search = OriginSearch(program.jaxpr, placed, program.arg_names, known=NAN | INF)
-    result, states = search.results[position], NAN * check.nans | INF * check.infs
-    origin = next((origin for origin in result.origins if origin.state & states), None)
-    if origin is not None and origin.step is not None:
-        return named(origin.step.eqn)
-    if origin is not None and origin.name:
-        return f"the argument '{origin.name}'"
-    if result.state & states:
-        return "a constant"
-    return "no single equation: run one at a time, none produces it"
+        bad_values = map(reading.described, origins)
+        found = sorted(bad_values, key=lambda bad: not (bad.reaches or bad.raises))
+    return NanSearch(program.name, tuple(found), raised)
 
 
 @contextmanager
-def _searched(
+def searched(
     program: Program, args: object, device: jax.Device | None
-) -> Iterator[tuple[Program, list[NonfiniteOrigin]]]:
-    """Search a program, and yield the result in the context of its device."""
+) -> Iterator[tuple[Program, list[NonfiniteOrigin], str]]:
+    """Search a program.
+
+    Yields, in the context of its device:
+        The program that was run, the origins, and the error that it raised after them, or "".
+    """
     with ready_to_step(_interpreted(program, device), args, device) as (program, arguments):
-        has_mesh = mesh_in_types(program) is not None
-        look = None if has_mesh else screened(program.jaxpr, arguments)
+        look = None
+        if mesh_in_types(program) is None:
+            with suppress(UserFunctionError), failures_reported(program):
+                look = screened(program.jaxpr, arguments)
         bad, clean = look or (True, set())
         if not bad:
-            yield program, []
+            yield program, [], ""
             return
         from jaxprtool.commands.nans.search import OriginSearch  # most programs need no search
 
-        yield program, OriginSearch(program.jaxpr, arguments, program.arg_names, clean).origins
+        search = OriginSearch(program.jaxpr, arguments, program.arg_names, clean)
+        raised = ""
+        try:
+            with failures_reported(program):
+                search.run_program()
+        except UserFunctionError as error:
+            raised = error_line(error.__cause__ or error)
+            if not search.origins:
+                raise
+        yield program, search.origins, raised
 
 
 def _interpreted(program: Program, device: jax.Device | None) -> Program:
@@ -333,9 +306,10 @@ class _OriginDescriber:
             operands=tuple(self._operands(origin, place)),
             way=tuple(self._operand(*source) for source in origin.provenance),
             reaches=tuple(names[i] for i in origin.reached),
-            dropped="" if origin.reached else self._named(origin.dropped),
+            dropped="" if origin.reached or origin.raises else self._named(origin.dropped),
             leads_to=tuple(self._named(other.step) for other in origin.led_to.values()),
             forward=self._forward(step),
+            raises=origin.raises,
         )
 
     def _source(self, step: Evaluation | None) -> Place:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
+from jaxprtool import jaxcompat
 from jaxprtool.commands.nans.compiled import (
     CheckedShards,
     OriginTable,
@@ -54,15 +56,18 @@ from jaxprtool.commands.nans.values import (
     with_origins,
 )
 from jaxprtool.execute.running.arrays import plain_array
+from jaxprtool.execute.running.run import ready_to_step
 from jaxprtool.execute.stepping import (
     Progress,
     SteppingInterpreter,
     bodies_of,
     row_quickly,
 )
+from jaxprtool.ir.equations import named
 from jaxprtool.ir.equivalence import Unkeyable, jaxpr_structure
-from jaxprtool.ir.evaluation import LoopOperands, bind, slice_number
-from jaxprtool.ir.regions import Scan, ShardMap, While, holds_jaxpr, regions, view
+from jaxprtool.ir.evaluation import FiniteCheck, LoopOperands, bind, checks_disabled, slice_number
+from jaxprtool.ir.program import Program
+from jaxprtool.ir.regions import Cond, Scan, ShardMap, While, holds_jaxpr, regions, view
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import AbstractRef, Aval, ClosedJaxpr, JaxprEqn, Var
 
@@ -79,6 +84,32 @@ _ITERATIONS_BY_HAND = 32
 
 #: The number of times a compiled loop stops for known NaNs and infinities of its equations.
 _STOPS = 64
+
+#: The number of iterations after which a compiled loop stops in any case.
+_MOST_ITERATIONS = np.iinfo(np.int32).max
+
+
+def origin_of(program: Program, arguments: Sequence[Any], position: int, check: FiniteCheck) -> str:
+    """Return the origin of the first fault in a result: `log at model.py:9`.
+
+    Args:
+        program: A `Program`.
+        arguments: Its flat arguments, with the values of Refs before it was run.
+        position: The position of the result.
+        check: The kind of fault.
+    """
+    with checks_disabled(), ready_to_step(program, list(arguments), None) as (program, placed):
+        search = OriginSearch(program.jaxpr, placed, program.arg_names, known=NAN | INF)
+        result = search.run_program()[position]
+    states = NAN * check.nans | INF * check.infs
+    origin = next((origin for origin in result.origins if origin.state & states), None)
+    if origin is not None and origin.step is not None:
+        return named(origin.step.eqn)
+    if origin is not None and origin.name:
+        return f"the argument '{origin.name}'"
+    if result.state & states:
+        return "a constant"
+    return "no single equation: run one at a time, none produces it"
 
 
 class OriginSearch(SteppingInterpreter):
@@ -102,6 +133,7 @@ class OriginSearch(SteppingInterpreter):
         known: int = NAN,
     ):
         super().__init__()
+        self._closed, self._named = closed, list(zip(arguments, names, strict=True))
         self._clean, self._known = clean, known
         self._arguments: list[NonfiniteOrigin] = []
         self._held: dict[int, NonfiniteOrigin] = {}
@@ -115,15 +147,55 @@ class OriginSearch(SteppingInterpreter):
         self._compiled: dict[Any, Any] = {}
         # The number of iterations of each loop run equation by equation.
         self._by_hand: Counter[int] = Counter()
-        tracked = [self._argument(*pair) for pair in zip(arguments, names, strict=True)]
-        self.results: list[Tracked] = list(map(self._result, self.run(closed, tracked)))
-        for position, value in enumerate(self.results):
+        # The operands of the running equations, outermost first.
+        self._operands: list[Sequence[Tracked]] = []
+
+    def run_program(self) -> list[Tracked]:
+        """Run the program, and return its results.
+
+        Raises:
+            JaxRuntimeError: If a callback raises an error. `origins` are those found before.
+        """
+        tracked = [self._argument(*pair) for pair in self._named]
+        try:
+            results = list(map(self._result, self.run(self._closed, tracked)))
+        except jax.errors.JaxRuntimeError:
+            for origin in self._origins_of_error():
+                origin.raises = True
+            raise
+        for position, value in enumerate(results):
             for origin in value.origins:
                 origin.reached.append(position)
-        #: The origins found, one per equation and state, in order of creation.
+        return results
+
+    @cached_property
+    def origins(self) -> list[NonfiniteOrigin]:
+        """The origins found, one per equation and state, in order of creation.
+
+        A NaN in a constant is one if it leads to a result or an error.
+        """
         representatives = map(representative, self._by_equation.values())
         in_order = sorted(representatives, key=lambda origin: origin.number)
-        self.origins = [*self._arguments, *in_order, *self._held.values()]
+        found = [*self._arguments, *in_order, *self._held.values()]
+        return [o for o in found if o.reached or o.raises or not o.held]
+
+    def _origins_of_error(self) -> tuple[NonfiniteOrigin, ...]:
+        """Return the origins of the nearest values that the failed equation depends on.
+
+        It reads its operands, and the predicates of the branches around it.
+        """
+        running = zip(self.frames, self._operands, strict=False)
+        predicates = [operands[0] for frame, operands in running if isinstance(frame.held, Cond)]
+        values = deque([*chain(*self._operands[-1:]), *predicates])
+        seen = set(map(id, values))
+        while values:
+            value = values.popleft()
+            if value.origins:
+                return value.origins
+            new = [x for x in _read_by(value) if id(x) not in seen]
+            seen.update(map(id, new))
+            values.extend(new)
+        return ()
 
     def _argument(self, data: Any, name: str) -> Tracked:
         value = Tracked(data, name=name)
@@ -183,9 +255,14 @@ class OriginSearch(SteppingInterpreter):
     def equation(self, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Tracked]:
         if isinstance(view(eqn), Scan | While | ShardMap):
             operands = list(map(self._operand, operands))
+        self._operands.append(operands)
         if id(eqn) in self._clean and not any(x.origins for x in operands) and not eqn.effects:
-            return self.step(eqn, operands, self.effects.results(eqn, _data(operands)))[1]
-        return super().equation(eqn, operands)
+            results: Sequence[Tracked] = self.effects.results(eqn, _data(operands))
+            results = self.step(eqn, operands, results)[1]
+        else:
+            results = super().equation(eqn, operands)
+        self._operands.pop()
+        return results
 
     def is_compiled(self, loop: Scan | While) -> bool:
         if isinstance(loop, While):  # only after many iterations
@@ -423,6 +500,8 @@ class _CompiledLoop:
         self._run = search.compiled(loop)
         self._first = search.open_count
         self._stops = 0
+        # The number of iterations of which one raises an error; None if none is known.
+        self._failing: int | None = None
 
     def run(
         self, number: int, carry: list[Tracked], ys: list[Tracked]
@@ -430,8 +509,10 @@ class _CompiledLoop:
         """Run iterations from `number` on, until one must be run by equation.
 
         Returns the number of that iteration, or of all iterations, the carry and the stacked
-        results before it, and whether the loop continues.
+        results before it, and whether the loop continues. Iterations that raise an error are
+        bisected.
         """
+        end = _MOST_ITERATIONS if self._failing is None else (number + self._failing) // 2
         last_origins = self._search.last_origins_of(self.equations)
         table = OriginTable(last_origins, [*carry, *ys, *chain(*self._fixed)])
         ignored = [[(id(e), state) in last_origins for state in (NAN, INF)] for e in self.equations]
@@ -439,9 +520,18 @@ class _CompiledLoop:
             jnp.array(ignored, bool).reshape(-1, 2),
             table.indices(self.equations) if table else None,
             jnp.array(self._stops < _STOPS),
+            jnp.int32(end),
         )
         start = Progress(jnp.int32(number), table.traced(carry), table.traced(ys), jnp.array(True))
-        ran, counts = self._run(search_state, start, LoopOperands(*map(table.traced, self._fixed)))
+        fixed = LoopOperands(*map(table.traced, self._fixed))
+        with jaxcompat.callback_failures() as failures:
+            try:
+                ran, counts = jax.block_until_ready(self._run(search_state, start, fixed))
+            except jax.errors.JaxRuntimeError:
+                if not failures or not isinstance(failures[0], Exception):
+                    raise
+                self._failing = end
+                return number, carry, ys, True
         self._stops += 1
         self._count(last_origins, np.asarray(counts))
         ys = [Tracked(y.data, None, table.origins(y)) for y in ran.ys]
@@ -465,6 +555,12 @@ def _is_held(eqn: JaxprEqn, operands: Sequence[Tracked]) -> bool:
     if is_moving(eqn):
         operands = [x for x in operands if has_state(x.data)] or operands
     return not eqn.effects and all(x.held for x in operands)
+
+
+def _read_by(value: Tracked) -> Sequence[Tracked]:
+    """Return the values from which a value was computed or moved."""
+    source = value.moved or value.step
+    return () if source is None else source.operands
 
 
 def _holds_nan(value: Tracked) -> bool:

@@ -72,6 +72,7 @@ class NonfiniteOrigin:
         times: The number of executions of the equation that produced one.
         reached: The positions of the results that it reaches.
         dropped: The last equation that read a value with this origin and had finite results.
+        raises: Whether the program raised an error that depends on it.
         devices: The devices of a `shard_map` on which it was produced.
         led_to: The origins that it caused, one per equation and state.
         closed: Whether no live value has it.
@@ -87,6 +88,7 @@ class NonfiniteOrigin:
     times: int = 1
     reached: list[int] = field(default_factory=list)
     dropped: Evaluation | None = None
+    raises: bool = False
     devices: tuple[str, ...] = ()
     led_to: dict[tuple[int, int], NonfiniteOrigin] = field(default_factory=dict)
     closed: bool = False
@@ -160,9 +162,9 @@ class ProvenanceValue(NamedTuple):
 def representative(origins: Sequence[NonfiniteOrigin]) -> NonfiniteOrigin:
     """Return the origin that represents all origins of an equation and state.
 
-    It is the first one that reaches a result, or else the first one.
+    It is the first one that reaches a result or leads to an error, or else the first one.
     """
-    first = next((origin for origin in origins if origin.reached), origins[0])
+    first = next((origin for origin in origins if origin.reached or origin.raises), origins[0])
     others = [origin for origin in origins if origin is not first]
     first.times += sum(origin.times for origin in others)
     first.reached = sorted({place for origin in origins for place in origin.reached})

@@ -29,11 +29,13 @@ import numpy as np
 
 from jaxprtool import jaxcompat, processes
 from jaxprtool.commands.compare.divergence import diverging_part
-from jaxprtool.commands.nans.nans import find_nan, nan_cone
+from jaxprtool.commands.nans.nans import find_nan, searched
+from jaxprtool.commands.nans.values import NAN
 from jaxprtool.errors import (
     ArgumentsError,
     JaxprToolError,
     UnsupportedError,
+    UserFunctionError,
     described,
     did_you_mean,
 )
@@ -41,6 +43,7 @@ from jaxprtool.execute.calls import ForkOutcome
 from jaxprtool.execute.running import backends
 from jaxprtool.execute.running.arrays import first_value_difference, random_argument
 from jaxprtool.execute.running.rounding import Rounding, WideProgram, near, unexplained
+from jaxprtool.execute.running.run import failures_reported
 from jaxprtool.formats.emission import Emission, format_of
 from jaxprtool.formats.jaxpr.read import parse_program
 from jaxprtool.formats.jaxpr.write import program_file_text
@@ -196,7 +199,7 @@ class TimeoutCheck(Check):
 
 
 class NanCheck(Check):
-    """The same equation makes a NaN from finite numbers, and it reaches a result."""
+    """The same equation makes a NaN from finite numbers, and it reaches a result or an error."""
 
     usage = "nan"
     otherwise = "no equation makes a NaN from finite values; see jaxprtool nans"
@@ -215,19 +218,42 @@ class NanCheck(Check):
         if not is_flat(jaxcompat.open_jaxpr(program.jaxpr)) and not _gives_nan(program, arguments):
             return None
         bad = find_nan(program, tuple(arguments)).found
-        nans = [b for b in bad if b.kind == "NaN" and b.reaches and b.primitive]
+        nans = [b for b in bad if b.kind == "NaN" and (b.reaches or b.raises) and b.primitive]
         places = [f"{b.primitive} {b.source}" for b in nans]
         return places or None
 
     def guess(self, program: Program, values: Values) -> Guess | None:
         keep_kernels()
-        cone = nan_cone(program, tuple(self.arguments(program, values)))
+        cone = _nan_cone(program, tuple(self.arguments(program, values)))
         if cone is None:
             return None
         return _guess(program, *cone)
 
     def same(self, seen: Any, first: Any) -> bool:
         return seen is not None and first[0] in seen
+
+
+def _nan_cone(program: Program, args: object) -> tuple[ClosedJaxpr, list[Any]] | None:
+    """Return a jaxpr of the equation that produces the first NaN that reaches a result.
+
+    If it has infinite operands, the jaxpr includes the equations that produced these, back to
+    finite values.
+
+    Args:
+        program: A `Program`.
+        args: Its arguments, as a tuple, or as any pytree of the same leaves.
+
+    Returns:
+        A jaxpr of these equations with the finite values that they read as arguments, and these
+        values. None if no equation produces a NaN that reaches a result.
+    """
+    from jaxprtool.commands.nans.compiled import cone_of
+
+    with searched(program, args, None) as (_, origins, _):
+        nans = [o for o in origins if o.state == NAN and (o.reached or o.raises)]
+    if not nans or nans[0].step is None:
+        return None
+    return cone_of(nans[0].step, nans[0].operands)
 
 
 def _guess(program: Program, body: ClosedJaxpr, operands: Sequence[Any]) -> Guess:
@@ -459,7 +485,12 @@ def _is_finite(value: Any) -> bool:
 
 
 def _gives_nan(program: Program, arguments: Sequence[Any]) -> bool:
-    outs = compiled_function(program, arguments)(*arguments)
+    """Return True if a result has a NaN or the program raises an error, maybe because of one."""
+    try:
+        with failures_reported(program):
+            outs = jax.block_until_ready(compiled_function(program, arguments)(*arguments))
+    except UserFunctionError:
+        return True
     floats = [out for out in outs if jax.numpy.issubdtype(out.dtype, np.inexact)]
     return any(bool(jax.numpy.isnan(out).any()) for out in floats)
 

@@ -426,9 +426,7 @@ def failures_reported(program: Program) -> Iterator[None]:
                 first = failures[0]
                 if isinstance(first, KeyboardInterrupt):
                     raise first from None
-                raise UserFunctionError(
-                    f"{program.name} raised {type(first).__name__}: {_one_line(first)}"
-                ) from first
+                raise UserFunctionError(f"{program.name} raised {error_line(first)}") from first
             kind = _kind(error, BackendError)
             raise kind(f"{program.name} failed while it ran: {_one_line(error)}") from error
 
@@ -445,6 +443,11 @@ def devices_of(outs: Sequence[object], device: jax.Device | None) -> tuple[jax.D
     # Arrays of dtype float0 have no data and no device.
     devices = {d for out in outs if isinstance(out, jax.Array) for d in out.devices()}
     return tuple(sorted(devices, key=lambda d: d.id)) or (backends.device(),)
+
+
+def error_line(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message."""
+    return f"{type(error).__name__}: {_one_line(error)}"
 
 
 def _one_line(error: BaseException) -> str:

@@ -26,6 +26,15 @@ FUNCTIONS = """
     def stats(x):
         return x.mean(), jnp.nan
 
+    def check(x):
+        if x.dtype.kind == "c" or any(number != number for number in x.tolist()):
+            raise ValueError("no NaNs here")
+        return x
+
+    def raising(x):
+        y = jnp.sqrt(x - 1.0)
+        return jax.pure_callback(check, jax.ShapeDtypeStruct(y.shape, y.dtype), y)
+
     def case():
         return loss, (jnp.array([[1.0, 2.0], [0.0, 0.0], [1.0, 2.0]]), {"x": jnp.ones(2)})
 """
@@ -108,6 +117,28 @@ def test_an_argument_with_a_nan_is_named(cli, bad):
     found = cli("nans", "jax.numpy:sin", "--args", "load('x.npy')")
     assert found.code == 1
     assert found.out.startswith("sin: argument x contains a NaN, which reaches result\n")
+
+
+def test_a_nan_is_reported_with_the_error_that_the_program_then_raised(cli):
+    raising = "nans", "bad.py:raising", "--args", "arange(3.)"
+    found = cli(*raising)
+    assert found.code == 1 and found.err == ""
+    heading, _, line, *_ = found.out.splitlines()
+    assert heading == "raising: sqrt makes a NaN; the program then raised ValueError: no NaNs here"
+    assert line == "bad.py:22  y = jnp.sqrt(x - 1.0)"
+    table = cli(*raising, "--all").out.splitlines()
+    assert table[-3].split() == ["NaN", "sqrt", "bad.py:22", "the", "error"]
+    assert table[-1] == "the program then raised ValueError: no NaNs here"
+    document = json.loads(cli(*raising, "--json").out)
+    assert document["raised"] == "ValueError: no NaNs here" and document["primitive"] == "sqrt"
+    assert "raised" not in json.loads(cli(*LOSS, "--json").out)
+
+
+def test_an_error_without_a_nan_is_the_users(cli):
+    found = cli("nans", "bad.py:raising", "--args", "arange(1., 4.)")
+    assert (found.code, found.out) == (0, "raising: no equation makes a NaN or an infinity\n")
+    found = cli("nans", "bad.py:raising", "--args", "c64[3]")
+    assert found.code == 3 and "error: raising raised ValueError: no NaNs here" in found.err
 
 
 def test_random_values_are_reported(cli):

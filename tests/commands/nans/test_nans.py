@@ -7,12 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
 from jaxprtool.commands.nans import nans, search
 from jaxprtool.commands.nans.nans import find_nan
-from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError
+from jaxprtool.errors import ArgumentsError, StructureError, UnsupportedError, UserFunctionError
 from jaxprtool.execute import stepping
 from jaxprtool.ir.evaluation import bind
 from tests.programs import harness_programs
@@ -718,6 +719,98 @@ def test_a_path_ends_where_too_many_values_would_be_kept(monkeypatch):
 def test_jax_config_does_not_affect_the_search():
     with jax.debug_nans(True):
         assert only(lambda x: jnp.where(x > 0, jnp.sqrt(-x), 0.0) + 1.0, X).primitive == "sqrt"
+
+
+# --- programs that raise --------------------------------------------------------------------------
+
+
+def refused(value):
+    raise ValueError("is not finite\nsays a check")
+
+
+def checked(x, is_wrong=None):
+    """Return `x`, and raise an error at run time if it has a NaN."""
+    is_wrong = jnp.isnan(x).any() if is_wrong is None else is_wrong
+    type = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return lax.cond(is_wrong, lambda: jax.pure_callback(refused, type, 0), lambda: x)
+
+
+def in_rounds(rounds):
+    """Return a function whose NaN, in the round before the last one, leads to an error there."""
+
+    def body(c, i):
+        y = jnp.sqrt(rounds - 3.0 - i)  # the root
+        return c + checked(y), y
+
+    return lambda x: lax.scan(body, x[1], jnp.arange(float(rounds)))
+
+
+RAISING = {
+    "at the top": (lambda x: checked(jnp.sqrt(x - 1.0)) * 2, "sqrt", ()),
+    "of an operand": (
+        lambda x: (
+            jax.pure_callback(refused, jax.ShapeDtypeStruct((), jnp.int32), jnp.sqrt(x - 1.0)) + 1
+        ),
+        "sqrt",
+        (),
+    ),
+    "io": (
+        lambda x: io_callback(refused, jax.ShapeDtypeStruct((), jnp.int32), jnp.sqrt(x - 1.0)),
+        "sqrt",
+        (),
+    ),
+    "after another": (
+        lambda x: (jnp.where(x > 0, jnp.log(-x), x), checked(jnp.sqrt(x - 1.0))),
+        "sqrt",
+        (),
+    ),
+    "of a loss": (lambda x: jax.grad(lambda x: checked(jnp.sqrt(x - 1.0)).sum())(x), "sqrt", ()),
+    "in a loop": (in_rounds(9), "sqrt", (7,)),
+    "in a long loop": (in_rounds(3000), "sqrt", (2998,)),
+    "after an iteration": (
+        lambda x: lax.while_loop(
+            lambda c: c[0] < 900.0,
+            lambda c: (
+                c[0] + 1.0,
+                checked(c[1], jnp.isnan(c[1]) & (c[0] > 700.0)) + jnp.log(600.5 - c[0]),
+            ),
+            (x[0], x[0]),
+        ),
+        "log",
+        (601,),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", first_and_proofs(RAISING))
+def test_a_nan_that_leads_to_an_error_is_found(case):
+    function, primitive, iteration = RAISING[case]
+    search = find_nan(jaxprtool.trace(function, X), (X,))
+    assert (search.first.primitive, search.first.iteration) == (primitive, iteration)
+    assert search.first.raises and search.first.reaches == () and search.first.dropped == ""
+    assert search.raised == "ValueError: is not finite"
+
+
+def test_an_argument_whose_nan_leads_to_an_error_is_named():
+    x = X.at[2].set(jnp.nan)
+    search = find_nan(jaxprtool.trace(checked, x), (x,))
+    assert (search.first.argument, search.first.raises) == ("x", True)
+
+
+def test_a_nan_before_an_error_that_does_not_depend_on_it_is_said_to_be_dropped():
+    def function(x):
+        y = jnp.where(x > 0, jnp.log(x), 0.0)
+        return y, checked(x, x[0] < 1.0)
+
+    search = find_nan(jaxprtool.trace(function, X), (X,))
+    assert not search.first.raises and search.first.dropped.startswith("select_n")
+    assert search.raised
+
+
+def test_an_error_without_a_nan_is_raised():
+    program = jaxprtool.trace(lambda x: checked(x, x[0] < 1.0), X)
+    with pytest.raises(UserFunctionError, match=r"raised ValueError: is not finite$"):
+        find_nan(program, (X,))
 
 
 # --- JAX's own test programs ------------------------------------------------------------------

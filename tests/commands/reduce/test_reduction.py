@@ -206,6 +206,22 @@ def test_the_infinities_that_lead_to_a_nan_are_reproduced(monkeypatch):
     assert check.evidence(alone, values) == check.evidence(program, arguments)
 
 
+def refused(value):
+    raise ValueError("not finite")
+
+
+def test_a_nan_that_leads_to_an_error_is_found(monkeypatch):
+    def function(x):
+        y = jnp.sqrt(jnp.sin(x) - 2.0)
+        wrong = jnp.isnan(y).any()
+        return jax.lax.cond(wrong, lambda: jax.pure_callback(refused, jax.typeof(y), 0), lambda: y)
+
+    monkeypatch.setattr(checks, "keep_kernels", lambda: None)
+    program = jaxprtool.trace(function, jnp.ones(3))
+    (made,) = checks.parse_check("nan").evidence(program, {"x": jnp.ones(3)})
+    assert made.startswith("sqrt ")
+
+
 def test_a_nan_is_found_besides_a_constant_one_and_from_finite_arguments_only(monkeypatch):
     def fun(x):
         return jnp.nanmean(jnp.where(x > 0, x, jnp.nan)) + jnp.sqrt(-x).sum()

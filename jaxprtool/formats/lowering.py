@@ -34,10 +34,12 @@ from jaxprtool.errors import (
     described,
     did_you_mean,
 )
+from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.arguments import has_objects
 from jaxprtool.ir.backends import backend_start_error, start_backends
 from jaxprtool.ir.dtypes import is_foreign
 from jaxprtool.ir.equations import equations, named, size_of, type_of
+from jaxprtool.ir.hlo.buffers import buffer_assignment, read_assignment
 from jaxprtool.ir.hlo.module import HloModule, compiled_module, message, read_module
 from jaxprtool.ir.meshes import SpecReader, concrete_mesh, is_over_devices, mesh_in_types
 from jaxprtool.ir.process import without_collector
@@ -122,6 +124,30 @@ def compiled(
         return lowered_on(program, arguments, device, devices).compile()
 
 
+def compiled_with_memory(
+    program: Program, arguments: Sequence[object] = (), devices: Sequence[jax.Device] = ()
+) -> StoredModule:
+    """Return the module that XLA compiles a program to, with its assignment of buffers.
+
+    The compiler for TPUs tells JAX nothing of it, but writes it to a file. Where it cannot, as on
+    another machine, the module has none. JAX's persistent compilation cache must be off. Takes the
+    arguments and raises the errors of `compiled`.
+    """
+    lowered = lowered_on(program, arguments, None, devices)
+    platform = devices[0].platform if devices else jax.default_backend()
+    with TemporaryDirectory(prefix="jaxprtool-") as folder:
+        options = {**_DUMP, "xla_dump_hlo_pass_re": "", "xla_dump_to": folder}
+        with compile_errors_reported(program, "compiled"):
+            executable = lowered.compile(options if platform == "tpu" else None)
+        module = compiled_module(executable)
+        for path in Path(folder).glob("*.after_optimizations.hlo.pb"):
+            fields = message(path.read_bytes())
+            written = read_module(fields[1][-1])
+            if written.name == module.name and 3 in fields:
+                return StoredModule(written, read_assignment(fields[3][-1], written))
+    return StoredModule(module, buffer_assignment(executable, module))
+
+
 def lowered_on(
     program: Program,
     arguments: Sequence[object] = (),
@@ -154,7 +180,7 @@ def lowered_on(
         place = nullcontext() if device is None else jax.default_device(device)
     placed = [_placement(argument) for argument in arguments]
     results: list[jax.sharding.Sharding] = []
-    if mesh is None and devices:  # JAX's default device must be one of this machine
+    if not program.meshes and devices:  # JAX's default device must be one of this machine
         place, single = nullcontext(), jax.sharding.SingleDeviceSharding(devices[0])
         placed, results = [single] * len(program.in_avals), [single] * len(program.out_avals)
     with place, compile_errors_reported(program, "compiled"):

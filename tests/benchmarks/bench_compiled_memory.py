@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from jaxprtool import memory
 from jaxprtool.commands.memory.compiled import LineBytes, compiled_peak
-from jaxprtool.formats.lowering import compiled
+from jaxprtool.formats.lowering import compiled_with_memory
 from tests.benchmarks.bench_memory import LARGE, LEAST, programs
 
 
@@ -39,9 +39,9 @@ def main() -> None:
         if not any(each in name for each in wanted) or estimate.peak_bytes < LEAST or name in LARGE:
             continue
         start = time.process_time()
-        executable = compiled(program)
+        stored = compiled_with_memory(program)
         middle = time.process_time()
-        found = compiled_peak(program, executable, estimate)
+        found = compiled_peak(program, stored, estimate)
         end = time.process_time()
         worst = max(found.lines, key=lambda line: abs(error(line)))
         table.add_row(

@@ -182,14 +182,11 @@ def _compiled_cost(program: Program, by: By) -> Cost:
     from jaxprtool.commands.cost.modules import module_cost
     from jaxprtool.commands.memory.compiled import compiled_for
     from jaxprtool.ir.conversions import with_contents
-    from jaxprtool.ir.hlo.buffers import buffer_assignment
-    from jaxprtool.ir.hlo.module import compiled_module
 
     if by == "argument":
         raise OutputError("--by argument needs a program that is not compiled")
-    executable = compiled_for(with_contents(program), (), None)
-    module = compiled_module(executable)
-    found = module_cost(module, by, buffer_assignment(executable, module))
+    stored = compiled_for(with_contents(program), (), None)
+    found = module_cost(stored.module, by, stored.assignment)
     return replace(found, name=program.name)
 
 

@@ -212,18 +212,13 @@ def _compiled(
 ) -> list[StoredModule]:
     """Return the modules of programs, compiled for a backend, or a TPU that this machine lacks."""
     from jaxprtool.commands.memory.compiled import compiled_for
-    from jaxprtool.formats.hlo import StoredModule
-    from jaxprtool.ir.hlo.buffers import buffer_assignment
-    from jaxprtool.ir.hlo.module import compiled_module
 
     stored = []
     for traced, program in pairs:
         on_progress(f"compiling {program.name}")
         inputs = traced.given_to(program)
         arguments = [inputs.values.get(name) for name in inputs.program.arg_names]
-        executable = compiled_for(inputs.program, arguments, backend)
-        module = compiled_module(executable)
-        stored.append(StoredModule(module, buffer_assignment(executable, module)))
+        stored.append(compiled_for(inputs.program, arguments, backend))
     return stored
 
 

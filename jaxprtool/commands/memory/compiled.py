@@ -1,6 +1,6 @@
 """The memory of a compiled program at its peak: XLA's own buffers, by the user's line.
 
-    found = compiled_memory(program, compiled, memory(program))
+    found = compiled_memory(program)
     found.peak_bytes, found.lines[0].line, found.buffers[0].what
 
 Arguments, results and constants have memory from start to end. All other values share blocks of
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from jaxprtool.commands.memory.estimate import Memory, memory
 from jaxprtool.errors import ArgumentsError, UnsupportedError
@@ -23,7 +23,7 @@ from jaxprtool.execute.running.backends import (
     on_devices,
 )
 from jaxprtool.formats.hlo import StoredModule
-from jaxprtool.formats.lowering import compiled
+from jaxprtool.formats.lowering import compiled_with_memory
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import Printed, document, some
 from jaxprtool.ir.frames import Frames, frames_now
@@ -34,10 +34,9 @@ from jaxprtool.ir.hlo.buffers import (
     LiveRanges,
     PlacedBuffer,
     Position,
-    buffer_assignment,
     scheduled_assignment,
 )
-from jaxprtool.ir.hlo.module import HloModule, compiled_module
+from jaxprtool.ir.hlo.module import HloModule
 from jaxprtool.ir.hlo.origins import BufferOrigins, InsertedCopy, inserted_copies
 from jaxprtool.ir.program import Program, require_program
 from jaxprtool.ir.source_text import UNKNOWN, Place, place_in
@@ -150,6 +149,11 @@ class CompiledPeak(Printed):
             XLA's own assignment is not known. That may have gaps between values, or place them in
             the memory of results that are not written yet.
         copies: The copies that XLA inserted, those of most bytes first.
+        reported_bytes: The peak that XLA reports for a TPU (`peak_memory_in_bytes`): the bytes of
+            what is not temporary, and of the other values at the peak of the fullest memory. None
+            for other devices, and if XLA's own assignment is not known.
+        reported_memory: The number of that memory: 0 is the main memory, to which all other figures
+            refer; others are on the chip or in the host.
     """
 
     name: str
@@ -170,6 +174,8 @@ class CompiledPeak(Printed):
     unknown: Mapping[str, int] = field(default_factory=dict)
     by_schedule: bool = False
     copies: tuple[InsertedCopy, ...] = ()
+    reported_bytes: int | None = None
+    reported_memory: int = 0
 
 
 def module_peak(stored: StoredModule) -> CompiledPeak:
@@ -180,20 +186,13 @@ def module_peak(stored: StoredModule) -> CompiledPeak:
     Raises:
         UnsupportedError: If the module is not scheduled, because XLA has not optimized it yet.
     """
-    module, assignment = stored.module, stored.assignment
+    module = stored.module
     if not module.schedule:
         raise UnsupportedError(
             f"{module.name} has no schedule, so its memory is not known",
             "read the module after XLA's optimizations",
         )
-    by_schedule = assignment is None
-    peak = _peak_of(
-        module,
-        scheduled_assignment(module) if assignment is None else assignment,
-        _result_names(module),
-        frames_now(),
-    )
-    return replace(peak, by_schedule=by_schedule)
+    return _stored_peak(stored, _result_names(module), frames_now())
 
 
 def _result_names(module: HloModule) -> list[str]:
@@ -201,25 +200,19 @@ def _result_names(module: HloModule) -> list[str]:
     return [f"result[{i}]" for i in range(len(parts))] or ["result"]
 
 
-def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> CompiledPeak:
+def compiled_peak(program: Program, stored: StoredModule, estimate: Memory) -> CompiledPeak:
     """Return the memory that XLA assigned to a program.
 
     Args:
         program: A program.
-        compiled: The program as a `jax.stages.Compiled`, lowered with the names of its arguments.
+        stored: Its module, compiled with the names of its arguments.
         estimate: The estimate of its memory.
 
-    The buffers are those of the schedule if the backend does not describe its own, as for TPUs.
+    The buffers are those of the schedule if XLA's own assignment is not known.
     """
-    module = compiled_module(compiled)
-    assignment = buffer_assignment(compiled, module)
-    by_schedule = assignment is None
-    if assignment is None:
-        assignment = scheduled_assignment(module)
-    peak = _peak_of(module, assignment, program.out_names, frames_now(program.roots))
+    peak = _stored_peak(stored, program.out_names, frames_now(program.roots))
     return replace(
         peak,
-        by_schedule=by_schedule,
         name=program.name,
         estimate_bytes=estimate.peak_bytes,
         estimate_is_whole=bool(estimate.left_to_partitioner),
@@ -228,15 +221,29 @@ def compiled_peak(program: Program, compiled: Any, estimate: Memory) -> Compiled
     )
 
 
+def _stored_peak(stored: StoredModule, results: Sequence[str], frames: Frames) -> CompiledPeak:
+    """Return the memory of a module by XLA's assignment, or else by its schedule."""
+    module, assignment = stored.module, stored.assignment
+    if assignment is None:
+        peak = _peak_of(module, scheduled_assignment(module), results, frames)
+        return replace(peak, by_schedule=True)
+    reported = assignment.reported_peak
+    return replace(
+        _peak_of(module, assignment, results, frames),
+        reported_bytes=None if reported is None else reported[0],
+        reported_memory=0 if reported is None else reported[1],
+    )
+
+
 def _peak_of(
     module: HloModule, assignment: BufferAssignment, results: Sequence[str], frames: Frames
 ) -> CompiledPeak:
     """Return the memory of a module, whose results have these names."""
     reader = _BufferDescriber(module, assignment, results, frames)
-    counted = [allocation for allocation in assignment.allocations if not allocation.is_local]
+    counted = assignment.main
     temporaries = [allocation for allocation in counted if allocation.is_temporary]
-    time = reader.ranges.peak(temporaries)
-    values = [reader.value(*live) for live in reader.ranges.live(temporaries, time)]
+    time, live = reader.ranges.at_peak(temporaries)
+    values = [reader.value(*each) for each in live]
     unused = _size(temporaries) - sum(value.bytes for value in values)
     fixed = [buffer for allocation in counted for buffer in reader.fixed(allocation, time)]
     rest = [PeakBuffer(unused, UNKNOWN, "between buffers", "unused", 1, "")] if unused else []
@@ -466,10 +473,12 @@ def compiled_memory(
     return compiled_peak(program, compiled_for(program, arguments, backend), estimate)
 
 
-def compiled_for(program: Program, arguments: Sequence[object], backend: str | None) -> Any:
-    """Return a program as a `jax.stages.Compiled`, compiled afresh; see `compiled_memory`."""
+def compiled_for(
+    program: Program, arguments: Sequence[object], backend: str | None
+) -> StoredModule:
+    """Return the module of a program, compiled afresh; see `compiled_memory`."""
     with compiled_afresh():
         if backend is None:
-            return compiled(program, arguments)
+            return compiled_with_memory(program, arguments)
         there, devices = on_devices(program, devices_to_compile_for(backend), backend)
-        return compiled(there, devices=devices)
+        return compiled_with_memory(there, devices=devices)

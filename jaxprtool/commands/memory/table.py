@@ -331,6 +331,14 @@ def peak_facts(peak: CompiledPeak) -> Iterator[str]:
         values, room = in_bytes(peak.unshared_bytes), in_bytes(peak.temporary_bytes)
         unused = share_text(peak.unused_bytes, peak.temporary_bytes)
         yield f"values of {values} share the {room} of temporaries; {unused} is unused at the peak"
+    reported = in_bytes(peak.peak_bytes if peak.reported_bytes is None else peak.reported_bytes)
+    if peak.reported_memory:
+        yield (
+            f"XLA's peak_memory_in_bytes is {reported}: instead of the temporaries, it counts the "
+            f"values in memory {peak.reported_memory}, which are more but not in the main memory"
+        )
+    elif reported != in_bytes(peak.peak_bytes):
+        yield f"XLA's peak_memory_in_bytes is {reported}: it does not count what is unused"
 
 
 def _buffers(line: LineBytes, columns: int) -> Iterator[views.Row]:

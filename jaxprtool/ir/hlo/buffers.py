@@ -6,19 +6,20 @@
 
 An allocation is one block of memory. XLA places buffers in it; buffers that are not needed at the
 same time may share a place. Field numbers are those of `BufferAssignmentProto` in XLA's
-`xla/service/hlo.proto`. Its traces of XLA's simulation of the heap (field 4) are missing in the CPU
-builds of jaxlib 0.10 and 0.12. Their field 5, which that file does not declare, lists for each
-allocation the buffers that XLA considers live at its peak. With loops these are too few, so
-`live_ranges` finds the peak instead.
+`xla/service/hlo.proto`. Its traces of XLA's simulation of the heap (field 4) are written for TPUs.
+They are missing in the CPU builds of jaxlib 0.10 and 0.12. Their field 5, which that file does not
+declare, lists for each allocation the buffers that XLA considers live at its peak. With loops these
+are too few, so `LiveRanges` finds the peak instead.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -98,6 +99,8 @@ class Allocation:
         is_local: Whether it is on the stack of a function such as the comparison of a sort. XLA
             does not count such memory.
         placed: The buffers in it.
+        space: The number of its memory on a TPU: 0 for the main memory, others are on the chip or
+            in the host.
     """
 
     index: int
@@ -107,11 +110,27 @@ class Allocation:
     is_constant: bool
     is_local: bool
     placed: tuple[PlacedBuffer, ...]
+    space: int = 0
 
     @property
     def is_temporary(self) -> bool:
         """Whether it is only needed while the module runs."""
         return self.parameter is None and not (self.is_result or self.is_constant or self.is_local)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class HeapPeak:
+    """The peak of XLA's simulation of an allocation whose place values share.
+
+    Attributes:
+        size: The bytes of the values that are live.
+        running: The instruction that runs.
+        live: The buffers that are live, of each group the one that is written last.
+    """
+
+    size: int
+    running: Instruction
+    live: tuple[PlacedBuffer, ...]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -122,10 +141,31 @@ class BufferAssignment:
         allocations: The blocks of memory.
         groups: The number of the group of each buffer, by the buffer's number. Buffers of a group
             are one place that is updated: the carry of a loop before, in and after it.
+        peaks: The peaks in XLA's simulation of allocations, by their number, where it is known.
     """
 
     allocations: tuple[Allocation, ...]
     groups: dict[int, int]
+    peaks: Mapping[int, HeapPeak] = field(default_factory=dict)
+
+    @property
+    def main(self) -> list[Allocation]:
+        """The blocks of the device's main memory that XLA counts."""
+        return [each for each in self.allocations if not (each.is_local or each.space)]
+
+    @property
+    def reported_peak(self) -> tuple[int, int] | None:
+        """The `peak_memory_in_bytes` that XLA reports, and the memory whose heap it counts.
+
+        It is the memory of arguments, results and constants, and the peak of the largest heap of
+        all memories. None without XLA's simulation.
+        """
+        if not self.peaks:
+            return None
+        spaces = {allocation.index: allocation.space for allocation in self.allocations}
+        largest, space = max((peak.size, -spaces[index]) for index, peak in self.peaks.items())
+        fixed = sum(each.size for each in self.main if not each.is_temporary)
+        return fixed + largest, -space
 
     def buffers(self) -> Iterator[Buffer]:
         for allocation in self.allocations:
@@ -136,7 +176,7 @@ class BufferAssignment:
 def buffer_assignment(compiled: Any, module: HloModule) -> BufferAssignment | None:
     """Return the memory of a `jax.stages.Compiled`, whose module is given.
 
-    It is None if the backend does not describe it, as for TPUs.
+    It is None if the backend does not describe it, as for TPUs: these write it to a file.
     """
     analysis = compiled.memory_analysis()
     data = getattr(analysis, "serialized_buffer_assignment_proto", b"")
@@ -147,8 +187,17 @@ def read_assignment(data: bytes, module: HloModule) -> BufferAssignment:
     """Return the memory of a module from a `BufferAssignmentProto`."""
     fields = message(data)
     buffers = {buffer.id: buffer for buffer in (_buffer(b, module) for b in submessages(fields, 1))}
-    allocations = tuple(_allocation(entry, buffers) for entry in submessages(fields, 3))
-    return BufferAssignment(allocations, _groups(submessages(fields, 2), buffers))
+    is_tpu = module.is_tiled
+    allocations = tuple(_allocation(entry, buffers, is_tpu) for entry in submessages(fields, 3))
+    groups = _groups(submessages(fields, 2), buffers)
+    peaks: dict[int, HeapPeak] = {}
+    by_number = {allocation.index: allocation for allocation in allocations}
+    for trace in submessages(fields, 4) if is_tpu else ():
+        heap = _Heap(trace, buffers)
+        if heap.events:
+            peaks[heap.allocation] = heap.peak(by_number[heap.allocation])
+        groups |= {number: groups[first] for number, first in heap.groups.items()}
+    return BufferAssignment(allocations, groups, peaks)
 
 
 def _buffer(fields: Message, module: HloModule) -> Buffer:
@@ -160,7 +209,7 @@ def _position(location: Message) -> Position:
     return integer(location, 4), tuple(integers(location, 3))
 
 
-def _allocation(fields: Message, buffers: dict[int, Buffer]) -> Allocation:
+def _allocation(fields: Message, buffers: dict[int, Buffer], is_tpu: bool) -> Allocation:
     placed = tuple(
         PlacedBuffer(buffers[integer(entry, 1)], integer(entry, 2), integer(entry, 3))
         for entry in submessages(fields, 9)
@@ -173,7 +222,59 @@ def _allocation(fields: Message, buffers: dict[int, Buffer]) -> Allocation:
         bool(integer(fields, 12)),
         bool(integer(fields, 3)),
         placed,
+        # On a GPU, other numbers are parts of its main memory.
+        integer(fields, 8) if is_tpu else 0,
     )
+
+
+#: The kinds of events in XLA's simulation of a heap: a buffer gets a place, its place is free, or
+#: it shares the place of another one.
+_ALLOC, _FREE, _SHARE = 0, 1, 2
+
+
+class _Heap:
+    """XLA's simulation of the heap in an allocation, from a `HeapSimulatorTrace`.
+
+    Attributes:
+        allocation: The number of the allocation.
+        events: The kind of each event, and the buffer.
+        groups: The buffer that each buffer shares the place of, which may be itself.
+    """
+
+    def __init__(self, trace: Message, buffers: dict[int, Buffer]) -> None:
+        self.allocation = integer(trace, 3)
+        self.events: list[tuple[int, int]] = []
+        self.groups: dict[int, int] = {}
+        self._buffers = buffers
+        for event in submessages(trace, 1):
+            kind, number = integer(event, 1), integer(event, 2)
+            if kind != _FREE:
+                self.groups[number] = integer(event, 5) if kind == _SHARE else number
+            self.events.append((kind, number))
+
+    def peak(self, allocation: Allocation) -> HeapPeak:
+        """Return its peak in an allocation."""
+        size = most = at = 0
+        for i, (change, _) in enumerate(self._changes()):
+            size += change
+            if size > most:
+                most, at = size, i
+        live = [members for _, members in islice(self._changes(), at + 1)][-1]
+        placed = {each.buffer.id: each for each in allocation.placed}
+        last = tuple(placed[members[-1]] for members in live.values() if members)
+        return HeapPeak(most, self._buffers[self.events[at][1]].instruction, last)
+
+    def _changes(self) -> Iterator[tuple[int, dict[int, list[int]]]]:
+        """Yield the bytes that each event adds, and the live buffers by the first of a place."""
+        live = defaultdict[int, list[int]](list)
+        for kind, number in self.events:
+            first = self.groups[number]
+            before = bool(live[first])
+            if kind == _FREE:
+                live[first].remove(number)
+            else:
+                live[first].append(number)
+            yield self._buffers[first].size * (bool(live[first]) - before), live
 
 
 def _groups(aliases: list[Message], buffers: dict[int, Buffer]) -> dict[int, int]:
@@ -265,6 +366,20 @@ class LiveRanges:
         for number in self._spans:
             self._read(module.computations[number])
 
+    def at_peak(
+        self, allocations: Sequence[Allocation]
+    ) -> tuple[int, list[tuple[PlacedBuffer, int]]]:
+        """Return the time at which most bytes of the allocations are in use, and what `live` does.
+
+        They are those of XLA's simulation, if it has simulated the only allocation.
+        """
+        known = [self._assignment.peaks.get(allocation.index) for allocation in allocations]
+        if len(known) == 1 and (peak := known[0]) is not None:
+            time = self.time.get(peak.running.id, 0)
+            return time, [(placed, placed.size) for placed in peak.live]
+        time = self.peak(allocations)
+        return time, self.live(allocations, time)
+
     def of(self, buffer: Buffer) -> LiveSpan:
         """Return the time from a buffer's definition to its last use."""
         instruction = buffer.instruction
@@ -346,6 +461,8 @@ class LiveRanges:
         is_start = instruction.opcode.endswith("-start") and instruction.operands
         if is_start and index and index[:1] != _started(instruction):
             return instruction.operands[0], index[1:]
+        if instruction.opcode == "async-start" and index:
+            return self._module.computations[instruction.calls[0]].root.id, index[1:]
         if instruction.opcode == "tuple" and index:
             return instruction.operands[index[0]], index[1:]
         if instruction.opcode == "while":
@@ -381,6 +498,8 @@ class LiveRanges:
                     clock += 1 + lengths[called]
                 clock += 1
                 self.time[instruction.id] = clock
+                for called in instruction.calls if instruction.opcode == "async-start" else ():
+                    self.time[module.computations[called].root.id] = clock
             self._spans[number] = LiveSpan(starts[number], clock)
         self.time = dict(sorted(self.time.items(), key=itemgetter(1)))
         self._spans = dict(sorted(self._spans.items(), key=lambda item: item[1].end))

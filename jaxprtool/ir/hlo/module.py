@@ -204,6 +204,11 @@ class HloModule:
         return {op.name: op for op in self.instructions.values()}
 
     @cached_property
+    def is_tiled(self) -> bool:
+        """Whether it is for a TPU, whose arrays consist of tiles."""
+        return any(op.shape.tile for op in self.instructions.values())
+
+    @cached_property
     def elements(self) -> dict[int, list[Instruction]]:
         """The instructions that read an element of a tuple, by the number of the tuple."""
         by_tuple: dict[int, list[Instruction]] = {}

@@ -7,7 +7,7 @@ import jaxprtool
 from jaxprtool.commands.lint.lint import lint
 from jaxprtool.commands.lint.rules.loops import COPIES, LEAST_CARRY_BYTES
 from jaxprtool.commands.memory.compiled import compiled_peak
-from jaxprtool.formats.lowering import compiled
+from jaxprtool.formats.lowering import compiled_with_memory
 from tests.commands.lint.patterns_of_structure import STRUCTURE
 from tests.commands.lint.test_patterns import HEAD, function, programs
 
@@ -30,7 +30,7 @@ def in_loops(number, case, folder):
     path.write_text(HEAD + function(number, arguments, body))
     types = ", ".join(kind for _, _, kind in arguments)
     program = jaxprtool.load(f"{path}:f{number}", types)
-    peak = compiled_peak(program, compiled(program), jaxprtool.memory(program))
+    peak = compiled_peak(program, compiled_with_memory(program), jaxprtool.memory(program))
     copies = [copy for copy in peak.copies if copy.bytes >= LEAST_CARRY_BYTES * copy.runs]
     return program, sum(copy.bytes for copy in copies if copy.runs > copy.count)
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 
+_MODULE = "the text of an HLO module begins with HloModule"
 _FUNCTION = "write a function as package.module:function or path/file.py:function"
 
 
@@ -255,10 +256,10 @@ def _program(target: str, data: bytes, args: str | None, opaque: bool) -> Progra
         path = "<stdin>" if target == STDIN else target
         return read_module_program(data, path, shapes, opaque)
     if not is_program(data) and not target.endswith(".jaxpr"):
+        neither = "neither a program that jaxprtool wrote nor StableHLO, HLO, or an artifact"
         raise TargetError(
-            f"{_shown(target)} is neither a program that jaxprtool wrote nor StableHLO nor an "
-            "artifact of jax.export",
-            _FUNCTION,
+            f"{_shown(target)} is {f'{neither} of jax.export' if data.strip() else 'empty'}",
+            _MODULE if target.endswith(".hlo") else _FUNCTION,
         )
     if target == STDIN:
         return parse_program(data, "<stdin>")

@@ -296,10 +296,12 @@ class FunctionOptions:
 
         if not is_hlo(self.target):
             return None
+        from jaxprtool.execute.calls import call_that_may_crash
+
         if options := self.arguments():
             raise TargetError(f"'{self.target}' is an HLO module: {options[0]} does not apply")
         self.on_progress(f"reading {self.target}")
-        return stored_module(self.target)
+        return stored_module(self.target, call_that_may_crash)
 
     def import_module(self) -> None:
         """Import the module of TARGET, once: it may set the number of devices.

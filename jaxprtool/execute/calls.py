@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import re
 import resource
 import selectors
 import signal
@@ -213,6 +214,12 @@ def serve(folder: str) -> None:
 #: The bytes of the output of a fork that are kept: the last ones.
 _READ = 1 << 16
 
+#: What XLA says when it ends the process.
+_CHECK = re.compile(r"Check failed: .*")
+
+#: The longest time, in seconds, that a function may run that may crash.
+_PATIENCE = 3600.0
+
 
 @dataclass(frozen=True)
 class ForkOutcome:
@@ -351,6 +358,34 @@ def call_in_fork(function: Callable[[], Any], limits: Limits) -> ForkOutcome:
     """Call a function in a separate process, and return the outcome."""
     ((_, outcome),) = call_each_in_fork([function], 1, limits)
     return outcome
+
+
+def call_that_may_crash(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Call a function that may end the process, in a fork if JAX has no backend.
+
+    Raises:
+        UnsupportedError: If it ends the fork.
+    """
+    if jaxcompat.has_backends():
+        return function(*args, **kwargs)
+    outcome = call_in_fork(lambda: _result(function, args, kwargs), Limits(_PATIENCE))
+    if outcome.value is None:
+        said = _CHECK.search(outcome.output)
+        raise UnsupportedError(said[0].strip() if said else str(outcome))
+    result, error = outcome.value
+    if error is not None:
+        raise error
+    return result
+
+
+def _result(
+    function: Callable[..., T], args: Any, kwargs: Any
+) -> tuple[T | None, Exception | None]:
+    """Call a function, and return what it returns or raises."""
+    try:
+        return function(*args, **kwargs), None
+    except Exception as error:
+        return None, error
 
 
 def call_each_in_fork(

@@ -10,13 +10,14 @@ stored_module("dump/jit_step").module.entry.instructions
 
 from __future__ import annotations
 
+import operator
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxprtool.errors import TargetError, did_you_mean
+from jaxprtool.errors import TargetError, UnsupportedError, did_you_mean
 from jaxprtool.files import opened_plain
 
 if TYPE_CHECKING:
@@ -78,8 +79,12 @@ def is_hlo(target: str) -> bool:
     return not is_function and os.path.isdir(folder) and any(_dumped(folder))
 
 
-def stored_module(target: str) -> StoredModule:
+def stored_module(target: str, call: Callable[..., bytes] = operator.call) -> StoredModule:
     """Return the module that a TARGET names.
+
+    Args:
+        target: The TARGET.
+        call: Calls XLA's parser, which ends the process on some invalid texts.
 
     Raises:
         TargetError: If there is no such module, or jaxlib cannot parse it.
@@ -97,7 +102,7 @@ def stored_module(target: str) -> StoredModule:
         raise TargetError(f"cannot read '{path}': {error.strerror or error}") from None
     if _TEXT.match(data):
         text = data.decode(errors="replace")
-        return StoredModule(read_module(_parsed(path, text), since, text), None)
+        return StoredModule(read_module(_parsed(path, text, call), since, text), None)
     try:
         fields = message(data)
         if _ENTRY_NAME in fields:
@@ -121,11 +126,13 @@ def _has_module(path: str) -> bool:
         return False
 
 
-def _parsed(path: str, text: str) -> bytes:
+def _parsed(path: str, text: str, call: Callable[..., bytes]) -> bytes:
     from jaxprtool.jaxcompat.lowering import HloSyntaxError, parsed_hlo
 
     try:
-        return parsed_hlo(text)
+        return call(parsed_hlo, text)
+    except UnsupportedError as error:
+        raise TargetError(f"{path}: the HLO parser of this jaxlib fails on it: {error}") from None
     except HloSyntaxError as error:
         reason = f"the HLO parser of this jaxlib does not know it: {error.reason}"
         raise TargetError(f"{path}:{error.line}: {reason}") from None
@@ -135,13 +142,8 @@ def _dumped(folder: str) -> Iterator[_Dumped]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if (found := _DUMPED.fullmatch(entry.name)) is not None:
-                yield _Dumped(
-                    int(found["number"]),
-                    found["name"],
-                    found["before"] is not None,
-                    found["kind"],
-                    entry.path,
-                )
+                number, name, before, kind = found.groups()
+                yield _Dumped(int(number), name, before is not None, kind, entry.path)
 
 
 def _chosen(target: str) -> str:

@@ -108,7 +108,8 @@ def test_an_exported_object_names_its_call_or_its_file(tmp_path):
     [
         ("no.jaxpr", None, "cannot read 'no.jaxpr': No such file"),
         ("notes.txt", b"some notes", "'notes.txt' is neither a program"),
-        ("empty", b"", "'empty' is neither a program"),
+        ("empty", b"", "'empty' is empty"),
+        ("step.hlo", b"// dumped\n", "'step.hlo' is neither .* HLO, or an artifact"),
     ],
 )
 def test_a_file_without_a_program_is_refused(name, data, message, tmp_path, monkeypatch):

@@ -235,3 +235,22 @@ def test_a_missing_pager_is_a_one_line_error(folder):
     os.close(master)
     assert result.returncode == 2
     assert "error: cannot start the pager 'no-such-pager'" in result.stderr
+
+
+#: XLA ends the process that parses this: a parameter is missing.
+UNPARSABLE = """HloModule cut
+
+ENTRY main {
+  x = f32[4] parameter(0)
+  ROOT y = f32[4] parameter(2)
+}
+"""
+
+
+@pytest.mark.proof
+def test_a_module_at_which_xla_ends_the_process_is_one_line(tmp_path):
+    (tmp_path / "cut.hlo").write_text(UNPARSABLE)
+    ended = run("show", "cut.hlo", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: cut.hlo: the HLO parser of this jaxlib fails on it: Check")

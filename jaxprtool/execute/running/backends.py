@@ -132,6 +132,9 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
         BackendError: If there is no such backend, and no plug-in that describes it.
     """
     platform, _, topology = backend.partition(":")
+    names = ALIASES.get(platform.lower(), (platform.lower(),))
+    if names == ("tpu",) and topology:
+        return _absent_tpu(backend, topology)
     if not topology:
         try:
             return _backend(platform).devices
@@ -141,8 +144,7 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
             absent = error
     else:
         absent = BackendError(f"XLA cannot compile for '{backend}'")
-    names = ALIASES.get(platform.lower(), (platform.lower(),))
-    if names == ("tpu",) and not (topology and has_tpu_library()):
+    if names == ("tpu",):
         install = "" if has_tpu_library() else ", with the package libtpu"
         absent.hint = f"name a TPU, which need not be present{install}: --backend tpu:v5e:2x2"
         raise absent
@@ -152,6 +154,26 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
         reason = _first_line(described(error))
         absent.hint = f"XLA cannot compile for it without the machine: {reason}"
         raise absent from error
+
+
+def _absent_tpu(backend: str, topology: str) -> Sequence[jax.Device]:
+    """Return descriptions of the devices of a TPU: `v5e:2x2`."""
+    if not has_tpu_library():
+        raise BackendError(
+            f"XLA cannot compile for '{backend}' without the package libtpu", "pip install libtpu"
+        )
+    hint = "name the chip, and the number of chips along each axis: --backend tpu:v5e:2x4"
+    sizes = topology.rpartition(":")[2].split("x")
+    if not all(size.strip("0") for size in sizes):  # libtpu ends the process
+        raise BackendError(f"'{backend}' names no TPU: it has no chips", hint)
+    try:
+        return topologies.get_topology_desc(topology, "tpu").devices
+    except Exception as error:  # plug-ins may raise anything
+        reason = _first_line(error)
+        if "lockfile" in reason:
+            reason = "another process uses libtpu"
+            hint = "wait for it, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, to compile beside it"
+        raise BackendError(f"XLA cannot compile for '{backend}': {reason}", hint) from error
 
 
 def on_devices(
@@ -221,12 +243,14 @@ def _backend(platform: str | None) -> StartedBackend:
         if candidate.platform.lower() in names:
             return candidate
     has = ", ".join(f"{b.platform} ({_count(b)})" for b in there)
-    raise BackendError(
-        f"no backend '{platform}' on this machine; it has: {has}",
-        _why_missing(wanted)
-        if wanted in KNOWN
-        else did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)]) or _why_missing(wanted),
-    )
+    if wanted in KNOWN:
+        hint = _why_missing(wanted)
+    elif ":" in wanted:
+        hint = "a device that this machine lacks can be compiled for, as by memory --compiled"
+    else:
+        near = did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)])
+        hint = near or _why_missing(wanted)
+    raise BackendError(f"no backend '{platform}' on this machine; it has: {has}", hint)
 
 
 def _count(backend: StartedBackend) -> str:

@@ -2,7 +2,8 @@ import jax
 import pytest
 
 from jaxprtool.errors import BackendError
-from jaxprtool.execute.running.backends import backends, device
+from jaxprtool.execute.running import backends as running
+from jaxprtool.execute.running.backends import backends, device, devices_to_compile_for
 
 PRESENT = {b.platform for b in backends()}
 
@@ -41,3 +42,31 @@ def test_a_misspelt_backend_is_reported_with_the_nearest_name():
 def test_a_device_number_out_of_range_is_refused(index):
     with pytest.raises(BackendError, match=f"no device {index} on backend 'cpu'"):
         device("cpu", index)
+
+
+def test_a_machine_to_compile_for_is_none_to_run_on():
+    with pytest.raises(BackendError, match="no backend 'tpu:v5e:2x2' on this machine") as error:
+        device("tpu:v5e:2x2")
+    assert "memory --compiled" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "installed", "reason"),
+    [
+        ("tpu:v5e:2x2", False, "without the package libtpu"),
+        ("tpu:v5e:0x2", True, "it has no chips"),
+        ("tpu:v5e:2x", True, "it has no chips"),
+    ],
+)
+def test_a_tpu_that_cannot_be_compiled_for_is_one_line(name, installed, reason, monkeypatch):
+    monkeypatch.setattr(running, "has_tpu_library", lambda: installed)
+    with pytest.raises(BackendError, match=f"'{name}'.* {reason}$"):
+        devices_to_compile_for(name)
+
+
+@pytest.mark.parametrize("name", ["tpu:v5e", "tpu:v5e:3x3", "tpu:nonsense:2x2"])
+def test_the_compiler_says_which_tpus_there_are_not(name):
+    pytest.importorskip("libtpu", reason="needs the package libtpu")
+    with pytest.raises(BackendError, match=f"XLA cannot compile for '{name}': ") as error:
+        devices_to_compile_for(name)
+    assert "\n" not in error.value.message and "tpu:v5e:2x4" in error.value.hint

@@ -114,6 +114,9 @@ _ARITHMETIC = frozenset(
     )
 )
 
+#: Products of matrices, and convolutions.
+_PRODUCTS = frozenset(("convolution", "dot", "ragged-dot", "scaled-dot"))
+
 #: Instructions that read a part of their first operand, as large as their result.
 _SLICES = frozenset(("dynamic-slice", "slice", "gather"))
 
@@ -163,7 +166,7 @@ class ModuleWork:
         return tuple(part for part in parts if part.work is not NOTHING)
 
     def _product(self, op: Instruction) -> str:
-        if op.opcode not in ("dot", "convolution", "ragged-dot"):
+        if op.opcode not in _PRODUCTS:
             return ""
         dtype = self.module.instructions[op.operands[0]].shape.dtype
         return {"c64": "f32", "c128": "f64"}.get(dtype, dtype)
@@ -181,8 +184,11 @@ class ModuleWork:
             return Work(transcendentals=elements)
         if op.opcode in _ARITHMETIC:
             return Work(flops=elements * _weight(op))
-        if op.opcode in ("dot", "convolution"):
+        if op.opcode in _PRODUCTS:
             return Work(flops=self._multiply_adds(op) * _of_product(op))
+        if op.opcode in ("cholesky", "triangular-solve"):
+            flops = elements * self._operand(op).sizes[-1] * _of_product(op) // 2
+            return Work(flops=flops // 3 if op.opcode == "cholesky" else flops)
         if op.opcode in ("reduce", "reduce-window", "map", "scatter", "select-and-scatter"):
             return self._applied(op).times(self._times_applied(op))
         if op.opcode == "sort":
@@ -203,9 +209,14 @@ class ModuleWork:
 
     def _multiply_adds(self, op: Instruction) -> int:
         left, right = (self._operand(op, position) for position in range(2))
-        if op.opcode == "dot":
-            numbers = submessage(op.fields, 30)
-            return prod(op.shape.sizes) * prod(left.sizes[i] for i in integers(numbers, 1))
+        if op.opcode != "convolution":
+            ragged = submessage(op.fields, 90)
+            numbers = submessage(ragged, 1) or submessage(op.fields, 30)
+            contracted = integers(numbers, 1)
+            # A row is multiplied by the matrix of its group alone, or summed in its group.
+            sums_groups = not {*contracted}.isdisjoint(integers(ragged, 2))
+            groups = self._operand(op, 2).sizes[-1] if sums_groups else 1
+            return prod(op.shape.sizes) // groups * prod(left.sizes[i] for i in contracted)
         numbers = submessage(op.fields, 16)
         kernel_features = right.sizes[integer(numbers, 3)]
         batch, features = (op.shape.sizes[integer(numbers, number)] for number in (9, 10))
@@ -229,7 +240,8 @@ class ModuleWork:
     def _applied(self, op: Instruction) -> Work:
         """Return the operations of the function that an instruction applies to elements."""
         body = self.module.computations[op.calls[-1]]
-        return total([NOTHING, *map(self.arithmetic, body.instructions)])
+        inside = (ops for op in body.instructions for ops in self.module.inside(op).items())
+        return total([NOTHING, *(self.arithmetic(op).times(runs) for op, runs in inside)])
 
     def _times_applied(self, op: Instruction) -> int:
         results = _elements(op.shape) // max(len(op.shape.parts), 1)

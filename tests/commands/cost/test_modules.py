@@ -9,7 +9,7 @@ from jaxlib import xla_client
 from jaxprtool.commands.cost import modules
 from jaxprtool.commands.cost.modules import MODULE_BY, kernel_runs, module_cost
 from jaxprtool.ir.hlo.module import read_module
-from jaxprtool.jaxcompat.lowering import parsed_hlo
+from jaxprtool.jaxcompat.lowering import HloSyntaxError, parsed_hlo
 from tests.programs import harness_programs
 from tests.programs.modules import OLD, TILED, stored
 
@@ -144,6 +144,49 @@ def test_a_function_that_is_called_again_counts_again():
     module = read_module(parsed_hlo(SHARED))
     assert {op.name: count for op, count in kernel_runs(module).items()} == {"sine.1": 3}
     assert module_cost(module).total.work.transcendentals == 3 * 8
+
+
+@pytest.mark.parametrize(
+    ("text", "flops"),
+    [
+        (
+            "a = f32[11,5] parameter(0) b = f32[3,5,7] parameter(1) c = u32[3] parameter(2) "
+            "ROOT d = f32[11,7] ragged-dot(a, b, c), lhs_contracting_dims={1}, "
+            "rhs_contracting_dims={1}, lhs_ragged_dims={0}, rhs_group_dims={0}",
+            2 * 11 * 5 * 7,
+        ),
+        (
+            "a = f32[11,5] parameter(0) b = f32[11,7] parameter(1) c = u32[3] parameter(2) "
+            "ROOT d = f32[3,5,7] ragged-dot(a, b, c), lhs_contracting_dims={0}, "
+            "rhs_contracting_dims={0}, lhs_ragged_dims={0}",
+            2 * 11 * 5 * 7,
+        ),
+        (
+            "a = f32[2,10] parameter(0) b = f32[10,2] parameter(1) s = f32[2,2] parameter(2) "
+            "t = f32[2,2] parameter(3) ROOT d = f32[2,2] scaled-dot(a, b, s, t), "
+            "lhs_contracting_dims={1}, rhs_contracting_dims={0}",
+            2 * 2 * 10 * 2,
+        ),
+        ("a = f32[2,6,6] parameter(0) ROOT l = f32[2,6,6] cholesky(a), lower=true", 2 * 6**3 // 3),
+        (
+            "a = c64[6,6] parameter(0) b = c64[6,3] parameter(1) "
+            "ROOT x = c64[6,3] triangular-solve(a, b), left_side=true, transpose_a=NO_TRANSPOSE",
+            4 * 6 * 6 * 3,
+        ),
+        ("a = f32[8] parameter(0) ROOT m = f32[8] map(a), dimensions={0}, to_apply=mapped", 2 * 8),
+    ],
+    ids=["rows of groups", "sums of groups", "scaled", "Cholesky", "triangular", "map"],
+)
+def test_products_and_solvers_count_what_they_compute(text, flops):
+    function = "p = f32[] parameter(0) s = f32[] add(p, p) ROOT r = f32[] multiply(s, p)"
+    mapped = "p = f32[] parameter(0) ROOT f = f32[] fusion(p), kind=kLoop, calls=fused"
+    text = f"HloModule m fused {{ {function} }} mapped {{ {mapped} }} ENTRY main {{ {text} }}"
+    try:
+        module = read_module(parsed_hlo(text))
+    except HloSyntaxError as error:
+        assert "scaled-dot" in error.reason
+        pytest.skip("this jaxlib has no scaled-dot")
+    assert module_cost(module).total.work.flops == flops
 
 
 def test_memory_on_the_chip_is_no_traffic():

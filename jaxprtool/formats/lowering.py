@@ -19,9 +19,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
+import numpy as np
 from jax import export
 from jax.extend import backend as jax_backend
-from jax.sharding import PartitionSpec
+from jax.sharding import Mesh, PartitionSpec
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import (
@@ -146,6 +147,27 @@ def compiled_with_memory(
             if written.name == module.name and 3 in fields:
                 return StoredModule(written, read_assignment(fields[3][-1], written))
     return StoredModule(module, buffer_assignment(executable, module))
+
+
+def on_devices(
+    program: Program, devices: Sequence[jax.Device], backend: str
+) -> tuple[Program, Sequence[jax.Device]]:
+    """Return a program on the first of some devices, and these: one, or those of its mesh.
+
+    Raises:
+        BackendError: If its mesh needs more devices than there are of this backend.
+    """
+    if not program.meshes:
+        return program, devices[:1]
+    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
+    count = math.prod(mesh.axis_sizes)
+    if len(devices) < count:
+        raise BackendError(
+            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
+        )
+    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
+    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
+    return there, devices[:count]
 
 
 def lowered_on(

@@ -17,13 +17,9 @@ from typing import Literal, TypeAlias
 
 from jaxprtool.commands.memory.estimate import Memory, memory
 from jaxprtool.errors import ArgumentsError, UnsupportedError
-from jaxprtool.execute.running.backends import (
-    compiled_afresh,
-    devices_to_compile_for,
-    on_devices,
-)
+from jaxprtool.execute.running.backends import compiled_afresh, devices_to_compile_for
 from jaxprtool.formats.hlo import StoredModule
-from jaxprtool.formats.lowering import compiled_with_memory
+from jaxprtool.formats.lowering import compiled_with_memory, on_devices
 from jaxprtool.ir.conversions import with_contents
 from jaxprtool.ir.documents import Printed, document, some
 from jaxprtool.ir.frames import Frames, frames_now

@@ -144,7 +144,8 @@ def compiled_partition(
 
 def _on_backend(program: Program, backend: str, propose: bool, avoidable: bool) -> Shardings:
     from jaxprtool.commands.shardings.shardings import shardings
-    from jaxprtool.execute.running.backends import devices_to_compile_for, on_devices
+    from jaxprtool.execute.running.backends import devices_to_compile_for
+    from jaxprtool.formats.lowering import on_devices
 
     if not program.meshes:
         raise UnsupportedError(

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,6 @@ import numpy as np
 from jax.experimental import multihost_utils, topologies
 from jax.experimental.compilation_cache import compilation_cache
 from jax.extend import backend as jax_backend
-from jax.sharding import Mesh
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import BackendError, BackendStartError, described, did_you_mean
@@ -42,7 +40,6 @@ from jaxprtool.ir.backends import (
 )
 
 if TYPE_CHECKING:
-    from jaxprtool.ir.program import Program
     from jaxprtool.processes import ClusterPlace
 
 # --- backends -------------------------------------------------------------------------------------
@@ -132,8 +129,7 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
         BackendError: If there is no such backend, and no plug-in that describes it.
     """
     platform, _, topology = backend.partition(":")
-    names = ALIASES.get(platform.lower(), (platform.lower(),))
-    if names == ("tpu",) and topology:
+    if platform.lower() == "tpu" and topology:
         return _absent_tpu(backend, topology)
     if not topology:
         try:
@@ -144,12 +140,13 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
             absent = error
     else:
         absent = BackendError(f"XLA cannot compile for '{backend}'")
-    if names == ("tpu",):
+    if platform.lower() == "tpu":
         install = "" if has_tpu_library() else ", with the package libtpu"
         absent.hint = f"name a TPU, which need not be present{install}: --backend tpu:v5e:2x2"
         raise absent
     try:
-        return topologies.get_topology_desc(topology, names[0]).devices
+        name = ALIASES.get(platform.lower(), (platform.lower(),))[0]
+        return topologies.get_topology_desc(topology, name).devices
     except Exception as error:  # plug-ins may raise anything
         reason = _first_line(described(error))
         absent.hint = f"XLA cannot compile for it without the machine: {reason}"
@@ -158,43 +155,21 @@ def devices_to_compile_for(backend: str) -> Sequence[jax.Device]:
 
 def _absent_tpu(backend: str, topology: str) -> Sequence[jax.Device]:
     """Return descriptions of the devices of a TPU: `v5e:2x2`."""
+    failed = f"XLA cannot compile for '{backend}'"
     if not has_tpu_library():
-        raise BackendError(
-            f"XLA cannot compile for '{backend}' without the package libtpu", "pip install libtpu"
-        )
+        raise BackendError(f"{failed} without the package libtpu", "pip install libtpu")
     hint = "name the chip, and the number of chips along each axis: --backend tpu:v5e:2x4"
     sizes = topology.rpartition(":")[2].split("x")
     if not all(size.strip("0") for size in sizes):  # libtpu ends the process
-        raise BackendError(f"'{backend}' names no TPU: it has no chips", hint)
+        raise BackendError(f"{failed}: it has no chips", hint)
     try:
         return topologies.get_topology_desc(topology, "tpu").devices
     except Exception as error:  # plug-ins may raise anything
         reason = _first_line(error)
         if "lockfile" in reason:
             reason = "another process uses libtpu"
-            hint = "wait for it, or set ALLOW_MULTIPLE_LIBTPU_LOAD=1, to compile beside it"
-        raise BackendError(f"XLA cannot compile for '{backend}': {reason}", hint) from error
-
-
-def on_devices(
-    program: Program, devices: Sequence[jax.Device], backend: str
-) -> tuple[Program, Sequence[jax.Device]]:
-    """Return a program on the first of some devices, and these: one, or those of its mesh.
-
-    Raises:
-        BackendError: If its mesh needs more devices than there are of this backend.
-    """
-    if not program.meshes:
-        return program, devices[:1]
-    mesh = max(program.meshes, key=lambda candidate: len(candidate.shape))
-    count = prod(mesh.axis_sizes)
-    if len(devices) < count:
-        raise BackendError(
-            f"{program.name} runs on a mesh of {count} devices, but '{backend}' has {len(devices)}"
-        )
-    chosen = np.array(devices[:count]).reshape(mesh.axis_sizes)
-    there = program.on_mesh(Mesh(chosen, mesh.axis_names, axis_types=mesh.axis_types))
-    return there, devices[:count]
+            hint = "ALLOW_MULTIPLE_LIBTPU_LOAD=1 compiles beside it"
+        raise BackendError(f"{failed}: {reason}", hint) from error
 
 
 def backends() -> list[StartedBackend]:
@@ -243,13 +218,10 @@ def _backend(platform: str | None) -> StartedBackend:
         if candidate.platform.lower() in names:
             return candidate
     has = ", ".join(f"{b.platform} ({_count(b)})" for b in there)
-    if wanted in KNOWN:
-        hint = _why_missing(wanted)
-    elif ":" in wanted:
-        hint = "a device that this machine lacks can be compiled for, as by memory --compiled"
-    else:
-        near = did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)])
-        hint = near or _why_missing(wanted)
+    near = None if wanted in KNOWN else did_you_mean(wanted, [*KNOWN, *(b.platform for b in there)])
+    if ":" in wanted:
+        near = "a device that this machine lacks can be compiled for, as by memory --compiled"
+    hint = near or _why_missing(wanted)
     raise BackendError(f"no backend '{platform}' on this machine; it has: {has}", hint)
 
 

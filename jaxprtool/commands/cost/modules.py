@@ -6,13 +6,16 @@
 A kernel is an instruction that runs on its own: a fusion, a product, a copy. It reads its operands
 from memory and writes its results there, once in each iteration of the loops around it. Operations
 are counted as XLA's `HloCostAnalysis` counts them (xla/service/hlo_cost_analysis.cc), except that
-loops run as often as their trip count says, and slices read and write only their own elements.
+loops run as often as their trip count says, and slices read and write only their own elements. An
+operation on complex numbers is several real ones, a sort takes the logarithm of the length that it
+sorts, an FFT 5 n log2(n), a solve n^2, and a ragged product multiplies each row once. Conversions
+and the sums of collectives are no FLOPs.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal, NamedTuple, get_args
@@ -31,6 +34,7 @@ from jaxprtool.ir.hlo.module import (
     HloModule,
     HloShape,
     Instruction,
+    Message,
     integer,
     integers,
     kernel_contents,
@@ -251,9 +255,11 @@ class ModuleWork:
             return _elements(self._operand(op, len(op.operands) - 1))
         if op.opcode == "reduce":
             return max(_elements(self._operand(op)) - results, 0)
-        window = prod(integer(d, 1) for d in submessages(submessage(op.fields, 15), 1))
+        windows = submessages(submessage(op.fields, 15), 1)
         if op.opcode == "reduce-window":
-            return results * (window - 1)
+            shape = op.shape.parts[0] if op.shape.parts else op.shape
+            return _window_pairs(windows, shape.sizes)
+        window = prod(integer(d, 1) for d in windows)
         return _elements(self._operand(op, 1)) * window
 
     def _operand(self, op: Instruction, position: int = 0) -> HloShape:
@@ -323,6 +329,21 @@ class ModuleWork:
         while op.opcode == "bitcast":
             op = self.module.instructions[op.operands[0]]
         return op
+
+
+def _window_pairs(windows: Sequence[Message], sizes: Sequence[int]) -> int:
+    """Return how often a reduction of windows applies its function, given the result's sizes.
+
+    A window that is centered on each element and reaches all others is a reduction whose result is
+    broadcast, as XLA writes it for TPUs: it is computed once for all elements.
+    """
+    results = elements = 1
+    for window, size in zip(windows, sizes, strict=True):
+        around = [integer(window, number) for number in range(1, 5)]
+        reaches_all = around == [2 * size - 1, 1, size - 1, size - 1]
+        elements *= size if reaches_all else integer(window, 1)
+        results *= 1 if reaches_all else size
+    return results * (elements - 1)
 
 
 def _readers(computation: Computation) -> dict[int, list[Instruction]]:

@@ -173,14 +173,26 @@ def test_a_function_that_is_called_again_counts_again():
             "ROOT x = c64[6,3] triangular-solve(a, b), left_side=true, transpose_a=NO_TRANSPOSE",
             4 * 6 * 6 * 3,
         ),
+        (
+            "a = f32[8,16] parameter(0) z = f32[] constant(0) ROOT w = f32[8,16] "
+            "reduce-window(a, z), window={size=1x31 pad=0_0x15_15}, to_apply=sum",
+            8 * 15,
+        ),
+        (
+            "a = f32[8,16] parameter(0) z = f32[] constant(0) ROOT w = f32[8,16] "
+            "reduce-window(a, z), window={size=1x3 pad=0_0x1_1}, to_apply=sum",
+            8 * 16 * 2,
+        ),
         ("a = f32[8] parameter(0) ROOT m = f32[8] map(a), dimensions={0}, to_apply=mapped", 2 * 8),
     ],
-    ids=["rows of groups", "sums of groups", "scaled", "Cholesky", "triangular", "map"],
+    ids=["rows", "sums", "scaled", "Cholesky", "triangular", "all", "windows", "map"],
 )
 def test_products_and_solvers_count_what_they_compute(text, flops):
     function = "p = f32[] parameter(0) s = f32[] add(p, p) ROOT r = f32[] multiply(s, p)"
     mapped = "p = f32[] parameter(0) ROOT f = f32[] fusion(p), kind=kLoop, calls=fused"
-    text = f"HloModule m fused {{ {function} }} mapped {{ {mapped} }} ENTRY main {{ {text} }}"
+    added = "p = f32[] parameter(0) q = f32[] parameter(1) ROOT s = f32[] add(p, q)"
+    bodies = {"fused": function, "mapped": mapped, "sum": added, "ENTRY main": text}
+    text = "HloModule m " + " ".join(f"{name} {{ {body} }}" for name, body in bodies.items())
     try:
         module = read_module(parsed_hlo(text))
     except HloSyntaxError as error:

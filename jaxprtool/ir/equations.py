@@ -99,9 +99,9 @@ def is_flat(jaxpr: Jaxpr, old: Jaxpr | None = None) -> bool:
     """
     cached = _flat.of(jaxpr)
     if "flat" not in cached:
-        eqns = set(jaxpr.eqns)
+        eqns: Iterable[JaxprEqn] = jaxpr.eqns
         if old is not None and is_flat(old):
-            eqns.difference_update(old.eqns)
+            eqns = set(eqns).difference(old.eqns)
         names = {eqn.primitive.name for eqn in eqns}
         # Passes write many equations with the same dictionary of parameters.
         distinct = {id(eqn.params): eqn.params for eqn in eqns if eqn.params}.values()

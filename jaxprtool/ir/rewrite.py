@@ -683,9 +683,9 @@ def _has_literals(jaxpr: AnyJaxpr, old: AnyJaxpr | None = None) -> bool:
     cached = _known.of(jaxpr)
     has_literals = cached.get("has")
     if has_literals is None:
-        body, eqns = jaxcompat.open_jaxpr(jaxpr), set(jaxpr.eqns)
+        body, eqns = jaxcompat.open_jaxpr(jaxpr), jaxpr.eqns
         if old is not None and not _has_literals(old):
-            eqns.difference_update(old.eqns)
+            eqns = set(eqns).difference(old.eqns)
         operands = [v for eqn in eqns for v in eqn.invars if type(v) is Literal]
         has_literals = any(map(_is_array, (*operands, *body.outvars)))
         if not has_literals and not is_flat(body, old and jaxcompat.open_jaxpr(old)):

@@ -272,14 +272,16 @@ def jax_dce_jaxpr(
     return dce_jaxpr(jaxpr, used_outputs, instantiate, *more)
 
 
-def _is_high(eqn: JaxprEqn) -> bool:
-    """Return True if JAX must replace an equation by others before it can be compiled."""
-    if not eqn.params:
-        return False
-    is_high = eqn.primitive.is_high
-    if getattr(is_high, "__func__", None) is Primitive.is_high:  # which looks at bodies alone
-        return is_high(**eqn.params)
-    return bool(is_high(*(atom.aval for atom in eqn.invars), **eqn.params))
+def _any_is_high(eqns: Sequence[JaxprEqn]) -> bool:
+    """Return True if JAX must replace an equation by others before these can be compiled."""
+    alike: dict[int, JaxprEqn] = {}  # by the parameters, which many equations of a file share
+    for eqn in (eqn for eqn in eqns if eqn.params):
+        is_high = eqn.primitive.is_high
+        if getattr(is_high, "__func__", None) is Primitive.is_high:  # which looks at bodies alone
+            alike[identity(eqn.params)] = eqn
+        elif is_high(*(atom.aval for atom in eqn.invars), **eqn.params):
+            return True
+    return any(eqn.primitive.is_high(**eqn.params) for eqn in alike.values())
 
 
 def new_jaxpr(
@@ -293,7 +295,7 @@ def new_jaxpr(
     """Return a closed jaxpr with the effects of its equations."""
     effs = pe.make_jaxpr_effects(constvars, invars, outvars, eqns)
     parts: tuple[Any, ...] = list(constvars), list(invars), list(outvars), list(eqns), effs
-    parts = *parts, debug_info, any(map(_is_high, eqns))
+    parts = *parts, debug_info, _any_is_high(eqns)
     if ONE_JAXPR_CLASS:
         return Jaxpr(*parts, consts=list(consts))
     return ClosedJaxpr(Jaxpr(*parts), list(consts))

@@ -498,16 +498,18 @@ class LocationComments:
 
     Args:
         root: The jaxpr of the program.
+        unread: The variables that have a name already: unused results of the program, which are
+            written as `_` and have no name when they are read.
         source: Whether the comments include source lines and not only name scopes.
         roots: The folders of the user's files, as a `Program` has them.
     """
 
-    def __init__(self, root: Jaxpr, source: bool, roots: Sequence[Root]) -> None:
+    def __init__(
+        self, root: Jaxpr, unread: VariableNames, source: bool, roots: Sequence[Root]
+    ) -> None:
         self.files: dict[str, str] = {}
         self._users: dict[str, str] = {}
         self._source = source
-        # An unused result of the program is written as `_` and has no name when it is read.
-        unread = VariableNames(root, set())
         names = source_names(root, roots) if source else {}
         self._given = {var: name for var, name in names.items() if var not in unread}
         self._reader = frames_now(roots, chosen=False)
@@ -540,11 +542,14 @@ class LocationComments:
         Equations are asked for in the order of the file. There is no token for one whose place is
         that of the equation before it, and `# -` for one without a place after one with a place.
         """
-        frames, full = self._shown_frames(eqn) if self._source else ("", "")
-        stack = eqn.source_info.name_stack
-        scope = self._scopes.get(identity(stack))
+        info, full = eqn.source_info, None
+        frames = self._frames.get(info.traceback)
+        if frames is None:
+            frames, full = self._shown_frames(eqn)
+        scope = self._scopes.get(identity(info.name_stack))
         if scope is None:
-            scope = self._scopes[identity(stack)] = _scope_text(jaxcompat.name_stack(eqn))
+            scope = _scope_text(jaxcompat.name_stack(eqn))
+            self._scopes[identity(info.name_stack)] = scope
         key = frames, scope, *map(self._given.get, eqn.outvars)
         comment = self._comments.get(key)
         if comment is None:
@@ -555,26 +560,22 @@ class LocationComments:
         if comment == self._last:
             return ()
         self._last = comment
-        return (f"# {full}{comment[len(frames) :]}" if comment else f"# {NO_PLACE}",)
+        if full is not None:
+            return (f"# {full}{comment[len(frames) :]}",)
+        return (f"# {comment or NO_PLACE}",)
 
-    def _shown_frames(self, eqn: JaxprEqn) -> tuple[str, str]:
-        """Return the frames of an equation, and what to write: functions only if no line has them.
+    def _shown_frames(self, eqn: JaxprEqn) -> tuple[str, str | None]:
+        """Return the frames of an equation, and what to write if no line has their functions yet.
 
         Frames without an entry always have functions.
         """
-        traceback = eqn.source_info.traceback
-        short = self._frames.get(traceback)
-        if short is not None:
-            return short, short
-        short, entry = self._place(eqn)
-        full = short
-        if entry:  # which has the functions, too
-            short, full = f"{_FUNCTION.sub('', short)} from {entry}", f"{short} from {entry}"
-        self._frames[traceback] = short
-        if full in self._written:
-            return short, short
-        self._written.add(full)
-        return short, full
+        text, entry = self._place(eqn) if self._source else ("", "")
+        short = f"{_FUNCTION.sub('', text)} from {entry}" if entry else text
+        self._frames[eqn.source_info.traceback] = short
+        if not entry or short in self._written:
+            return short, None
+        self._written.add(short)
+        return short, f"{text} from {entry}"
 
     def _place(self, eqn: JaxprEqn) -> tuple[str, str]:
         """Return the frames to show, and the entry of their call stack if there are more."""

@@ -74,7 +74,8 @@ from jaxprtool.jaxcompat.source_locations import is_installed
 #: The entry of the header with the JAX release.
 _RELEASE = re.compile(r"^jax = '([^']*)'\r?$", re.MULTILINE)
 
-_WIDE_TYPES = ("f64", "i64", "u64", "c128")
+#: The types of 64-bit numbers, by what their names end in.
+_WIDE_TYPES = {"64": ("f64", "i64", "u64"), "128": ("c128",)}
 
 
 def read(
@@ -289,7 +290,11 @@ def _bounds(
 
 def _precision(source: FileText) -> AbstractContextManager[object]:
     """Return the setting that enables 64-bit types, if the file has any."""
-    wide = any(f"{name}{mark}" in source.text for name in _WIDE_TYPES for mark in "[<")
+    wide = any(
+        f"{size}{mark}" in source.text and any(f"{name}{mark}" in source.text for name in names)
+        for size, names in _WIDE_TYPES.items()
+        for mark in "[<"
+    )
     return jax.enable_x64(True) if wide else nullcontext()
 
 
@@ -357,7 +362,7 @@ class FileBuilder:
         #: The meaning of names in all parameters.
         self.type_names: dict[str, Any] = {"aval": types, "dim": types.dimension}
         self._literals: dict[str, Literal] = {}
-        self._params: dict[tuple[OperationSyntax, Scope], ReadParams] = {}
+        self._params: dict[Scope, dict[OperationSyntax, ReadParams]] = {}
         self._shared: dict[tuple[str, Scope], ClosedJaxpr | None] = {}
         self._rules: dict[tuple[BodySyntax, Scope], Callable[[], ClosedJaxpr]] = {}
         self._waiting: list[Callable[[], object]] = []
@@ -390,7 +395,7 @@ class FileBuilder:
                 raise self.source.fail(
                     binder.position, "only a constant, before the ';', has a value"
                 )
-        eqns = [self._equation(equation, env, scope) for equation in tree.equations]
+        eqns = self._equations(tree.equations, env, scope)
         outvars = self._atoms(tree.results, env, tree.results_at)
         for i, atom in enumerate(outvars):
             if _is_ref(atom):
@@ -482,20 +487,41 @@ class FileBuilder:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self, tree: EquationSyntax, env: dict[str, Atom], scope: Scope) -> JaxprEqn:
-        operands = self._atoms(tree.operands, env, tree.operands_at)
-        read = self._params.get((tree.operation, scope))
-        if read is None:
-            name, info = tree.operation.primitive, self.source_infos[tree.comment]
-            self._around.append(_only_with_place(name, info))
-            read = self._read(tree.operation, scope)
-            self._around.pop()
-        key = *map(id, map(_aval_of, operands)), None, *tree.types
-        like = read.checked.get(key)
-        if like is None:
-            like = self._checked(tree, operands, read)
-            if read.reusable and not any(map(_is_ref, operands)):
-                read.checked[key] = like
+    def _equations(
+        self, trees: Sequence[EquationSyntax], env: dict[str, Atom], scope: Scope
+    ) -> list[JaxprEqn]:
+        # A large file spends most of its time here, and most equations look like earlier ones and
+        # bind one variable: for them, everything is looked up in local variables.
+        eqns: list[JaxprEqn] = []
+        known, infos = self._params.setdefault(scope, {}), self.source_infos
+        for tree in trees:
+            operands: list[Any] = [*map(env.get, tree.operands)]
+            if None in operands:
+                operands = self._atoms(tree.operands, env, tree.operands_at)
+            read = known.get(tree.operation)
+            if read is None:
+                read = self._read(tree, scope)
+            key = *map(id, map(_aval_of, operands)), None, *tree.types
+            like = read.checked.get(key)
+            if like is None:
+                like = self._checked(tree, operands, read)
+                if read.reusable and not any(map(_is_ref, operands)):
+                    read.checked[key] = like
+            name = tree.results[0] if len(tree.results) == 1 else "_"
+            if name == "_" or name in env:
+                results = self._results(tree, like, env)
+            else:
+                variable = env[name] = Var(like.outvars[0].aval)
+                results = [variable]
+            primitive, info = like.primitive, infos[tree.comment]
+            eqn = JaxprEqn(operands, results, primitive, like.params, like.effects, info, like.ctx)
+            eqns.append(eqn)
+            if primitive.name in RULE_CHECKS and not jaxcompat.is_opaque(like):
+                self._waiting.append(partial(self._check_rules, tree, eqn))
+        return eqns
+
+    def _results(self, tree: EquationSyntax, like: JaxprEqn, env: dict[str, Atom]) -> list[Var]:
+        """Return the variables that an equation binds, of the types of one like it."""
         results: list[Var] = []
         for name, var in zip(tree.results, like.outvars, strict=True):
             if name == "_":
@@ -506,11 +532,7 @@ class FileBuilder:
                 raise self._bound_twice(name, position)
             variable = env[name] = Var(var.aval)
             results.append(variable)
-        primitive, info = like.primitive, self.source_infos[tree.comment]
-        eqn = JaxprEqn(operands, results, primitive, like.params, like.effects, info, like.ctx)
-        if primitive.name in RULE_CHECKS and not jaxcompat.is_opaque(like):
-            self._waiting.append(partial(self._check_rules, tree, eqn))
-        return eqn
+        return results
 
     def _check_rules(self, tree: EquationSyntax, eqn: JaxprEqn) -> None:
         with self._faults_in(tree):
@@ -626,7 +648,15 @@ class FileBuilder:
 
     # --- parameters ---------------------------------------------------------------------------
 
-    def _read(self, operation: OperationSyntax, scope: Scope) -> ReadParams:
+    def _read(self, tree: EquationSyntax, scope: Scope) -> ReadParams:
+        """Return the parameters of an equation."""
+        name, info = tree.operation.primitive, self.source_infos[tree.comment]
+        self._around.append(_only_with_place(name, info))
+        read = self._read_operation(tree.operation, scope)
+        self._around.pop()
+        return read
+
+    def _read_operation(self, operation: OperationSyntax, scope: Scope) -> ReadParams:
         holding = [p for p in operation.parameters if self._mentions_jaxpr(p)]
         read = ReadParams({}, {}, reusable=not holding)
         for parameter in operation.parameters:
@@ -643,7 +673,7 @@ class FileBuilder:
             read.reusable = False
         if not holding:
             if read.reusable:
-                self._params[operation, scope] = read
+                self._params[scope][operation] = read
             return read
         is_opaque = OPAQUE in read.settings
         self._opaque += is_opaque

@@ -273,9 +273,7 @@ class _Parser:
         self._expect(_SEMICOLON, "a variable with its type, or ';'")
         arguments = self._binders()
         self._expect(_LET, "a variable with its type, or '. let'")
-        equations: list[EquationSyntax] = []
-        while equation := self._equation():
-            equations.append(equation)
+        equations = self._equations()
         results_at = self.at
         results = self._results()
         self._expect(_BRACE, "'}'")
@@ -317,19 +315,25 @@ class _Parser:
 
     # --- equations ----------------------------------------------------------------------------
 
-    def _equation(self) -> EquationSyntax | None:
-        """Parse the next equation, or the end of the equations, for which the result is None."""
-        match = _EQUATION.match(self.text, self.at)
-        if match is None:
-            return None if self._take(_END_OF_EQUATIONS) else self._unusual_equation()
-        name, type_, head, operands = match.groups()
-        operation = self._operations.get(head) or self._plain_operation(head, match.start(3))
-        equation = EquationSyntax(
-            match.start(1), operation, [name], [type_], operands.split(), match.start(4)
-        )
-        self.equations.append(equation)
-        self.at = match.end()
-        return equation
+    def _equations(self) -> list[EquationSyntax]:
+        """Parse equations and their end."""
+        equations: list[EquationSyntax] = []
+        text, known, take = self.text, self._operations, _EQUATION.match
+        while True:
+            match = take(text, self.at)
+            if match is not None:
+                name, type_, head, operands = match.groups()
+                operation = known.get(head) or self._plain_operation(head, match.start(3))
+                equation = EquationSyntax(
+                    match.start(1), operation, [name], [type_], operands.split(), match.start(4)
+                )
+                self.equations.append(equation)
+                self.at = match.end()
+            elif self._take(_END_OF_EQUATIONS):
+                return equations
+            else:
+                equation = self._unusual_equation()
+            equations.append(equation)
 
     def _unusual_equation(self) -> EquationSyntax:
         """Parse an equation with no or several outvars, or with jaxprs, strings or arrays in it."""

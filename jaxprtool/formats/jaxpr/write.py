@@ -30,14 +30,14 @@ from jaxprtool.formats.jaxpr.values import NO_MESH, Encoder, TypeWriter, Unwrita
 from jaxprtool.ir import source_text
 from jaxprtool.ir.array_files import ProgramText, constants_file, write_texts
 from jaxprtool.ir.custom_rules import BATCHING_HINT, HINT, are_stubs, rules_followed, stubbed
-from jaxprtool.ir.equations import bodies, equations, named
+from jaxprtool.ir.equations import bodies, equations, inner_jaxprs, named
 from jaxprtool.ir.expansions import without_live_objects
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.notation import LiteralToken, ParameterToken, PrimitiveName, Type
 from jaxprtool.ir.notation.layout import Layout, Selection
 from jaxprtool.ir.notation.signatures import Notation, Pieces, Signature, Value, VariableNames
+from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, require_program
-from jaxprtool.ir.regions import sub_jaxprs
 from jaxprtool.ir.rules import missing_plugin
 from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat import (
@@ -170,20 +170,14 @@ class FileNotation(Notation):
     def context_key(self, eqn: JaxprEqn) -> tuple[Hashable, ...]:
         """Return a key of an equation's context, the mesh of its types, and if it has results."""
         atoms = eqn.outvars or eqn.invars
-        if eqn.effects and self._opaque is not OpaqueEquations.none:
-            return self._context_key(eqn, atoms), jaxcompat.effect_texts(eqn)
-        return self._context_key(eqn, atoms)
-
-    def _context_key(self, eqn: JaxprEqn, atoms: Sequence[Any]) -> tuple[Hashable, ...]:
-        if not atoms:
-            return identity(eqn.primitive), identity(eqn.ctx), -1
-        mesh = self._meshes.get(identity(atoms[0].aval))
+        mesh = self._meshes.get(identity(atoms[0].aval)) if atoms else self.usual_mesh
         if mesh is None:
-            avals = [atom.aval for atom in atoms]
-            mesh = self._meshes[identity(avals[0])] = params.implied_mesh(
-                avals, (), self.usual_mesh
-            )
-        return identity(eqn.primitive), identity(eqn.ctx), identity(mesh), bool(eqn.outvars)
+            mesh = params.implied_mesh([atoms[0].aval], (), self.usual_mesh)
+            self._meshes[identity(atoms[0].aval)] = mesh
+        key = identity(eqn.primitive), identity(eqn.ctx), identity(mesh), bool(eqn.outvars)
+        if eqn.effects and self._opaque is not OpaqueEquations.none:
+            return key, jaxcompat.effect_texts(eqn)
+        return key
 
     def _make(self, eqn: JaxprEqn) -> Signature:
         if type(eqn.params.get("_prim")) not in jaxcompat.HIGH_PRIMITIVES:
@@ -465,6 +459,7 @@ def require_writable(program: Program, callbacks: str = "refuse") -> None:
 
 
 @rules_followed()
+@without_collector()
 def _rendered(
     program: Program,
     path: str | None,
@@ -480,16 +475,17 @@ def _rendered(
     """
     _require_shallow(program)
     notation = FileNotation(path is None, quoted, stubs, opaque)
-    comments = LocationComments(jaxcompat.open_jaxpr(program.jaxpr), source, program.roots)
     try:
         root = notation.hold(program.jaxpr)
         if root.eqns:
             notation.usual_mesh = context_settings(root.eqns[0].ctx)["cur_abstract_mesh"]
-        layout = Layout(root, WIDTH, True, Selection(), comments.comment, notation)
+        layout = Layout(root, WIDTH, True, Selection(), None, notation)
         # A word without quotes is read as a text unless it is the name of a jaxpr.
         clashes = notation.words.intersection(layout.shared.values()) - quoted
         if clashes:
             return _rendered(program, path, stubs, source, opaque, digest_of, frozenset(clashes))
+        comments = LocationComments(root, layout.names, source, program.roots)
+        layout.comment = comments.comment
         body = "".join(layout.tokens())
         arrays = notation.constants.stored
         beside = constants_file(path, arrays) if path and arrays else None
@@ -546,8 +542,7 @@ def _require_shallow(program: Program) -> None:
                 f"{MAX_DEPTH} "
             )
             raise UnsupportedError(f"{message}deep", "inline calls with -p inline")
-        inner = (jaxcompat.open_jaxpr(b) for j in level for e in j.eqns for _, b in sub_jaxprs(e))
-        level = list({id(body): body for body in inner}.values())
+        level = [*dict.fromkeys(body for jaxpr in level for body in inner_jaxprs(jaxpr))]
 
 
 def _culprit(jaxpr: Jaxpr, notation: FileNotation) -> UnsupportedError | None:

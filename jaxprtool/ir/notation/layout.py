@@ -11,6 +11,7 @@ A variable's name includes the space before it, so that it is one string whereve
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from itertools import islice
@@ -127,7 +128,9 @@ class Layout:
         self._naming = Naming(root, self.notation)
         self.shared, self.names = self._naming.shared, self._naming.variables
         self._literals: dict[int, str] = {}
-        self._middles: dict[tuple[int, int, int], Middle] = {}
+        # By indentation, by signature, and by the identity of the type.
+        self._middles: dict[int, dict[Signature, dict[int, Middle]]]
+        self._middles = defaultdict(lambda: defaultdict(dict))
         self._by_rule: dict[int, Callable[[int, int | None], str]] = {}
         self._out: list[str] = []
         self._line_start = 0
@@ -345,6 +348,7 @@ class Layout:
         # variable and fit on a line: for them, everything is looked up in local variables.
         out, names, notation = self._out, self.names.spaced, self.notation
         newline, fresh = _newline(indent - 1), self.names.fresh
+        middles = self._middles[indent]
         comment, width = self.comment, self.width
         if not jaxpr.eqns:
             self._newline(indent)
@@ -358,16 +362,18 @@ class Layout:
                 self._long_equation(eqn, signature, indent, depth)
                 continue
             var = eqn.outvars[0]
-            middle = self._middles.get((identity(signature), identity(var.aval), indent))
+            middle = middles[signature].get(identity(var.aval))
             if middle is None:
                 middle = self._middle(signature, var.aval, indent)
-            name = names.get(identity(var))
+                middles[signature][identity(var.aval)] = middle
+            number = identity(var)
+            name = names.get(number)
             if name is None:
-                name = names[identity(var)] = " _" if isinstance(var, DropVar) else next(fresh)
+                name = names[number] = " _" if isinstance(var, DropVar) else next(fresh)
             operands: list[Any] = [*map(names.get, map(identity, eqn.invars))]
             if None in operands or not operands:
                 operands = self._operands(eqn.invars)
-            column, last = indent - 1 + len(name), sum(map(notation.width_of, operands))
+            column, last = indent - 1 + len(name), notation.width_of("".join(operands))
             flat = column + middle.width + last <= width
             if not (flat or middle.breaks(column, last, width)):
                 self._long_equation(eqn, signature, indent, depth)
@@ -391,9 +397,7 @@ class Layout:
 
     def _middle(self, signature: Signature, aval: Aval, indent: int) -> Middle:
         types = [self.notation.type_of(aval)] if self.types else []
-        middle = Middle(signature, types, indent, self._width)
-        self._middles[identity(signature), identity(aval), indent] = middle
-        return middle
+        return Middle(signature, types, indent, self._width)
 
     def _flat_equation(
         self, eqn: JaxprEqn | None, signature: Any, room: int, depth: int

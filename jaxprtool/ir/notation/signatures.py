@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, product
+from itertools import chain, count, filterfalse, product
 from operator import attrgetter
 from string import ascii_lowercase
 from typing import Any, TypeAlias
@@ -14,7 +14,6 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from jaxprtool import jaxcompat
-from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.dataflow import DataFlow
 from jaxprtool.ir.equations import holders, type_of, without_defaults
 from jaxprtool.ir.frames import Range, Root, SourceNames, frames_now, range_of
@@ -91,7 +90,7 @@ def fresh_names(taken: set[str]) -> Iterator[str]:
     Each has a space before it, which is removed only after a parenthesis.
     """
     names = map("".join, _digits())
-    return (name for name in names if name[1:] not in taken) if taken else names
+    return filterfalse({f" {name}" for name in taken}.__contains__, names) if taken else names
 
 
 def _digits() -> Iterator[tuple[str, ...]]:
@@ -282,6 +281,7 @@ class _Finder:
         self._given: list[list[str]] = []
         self._numbers: dict[object, int] = {}
         self._transposed: dict[int, bool] = {}
+        self._known: dict[tuple[Any, ...], str | None] = {}
 
     def names(self, jaxpr: Jaxpr) -> list[tuple[Var, str]]:
         """Return the named values of the equations of a jaxpr, and their names."""
@@ -325,9 +325,16 @@ class _Finder:
             self._transposed[key] = "transpose(" in jaxcompat.name_stack(eqn)
         return self._transposed[key]
 
-    @cached_method
     def _name(self, number: int, result: tuple[int, int] | None, *readers: int) -> str | None:
         """Return the name of the expression of an equation but none of its readers."""
+        key = number, result, *readers
+        if key not in self._known:
+            self._known[key] = self._found(number, result, readers)
+        return self._known[key]
+
+    def _found(
+        self, number: int, result: tuple[int, int] | None, readers: Sequence[int]
+    ) -> str | None:
         returned = False
         for frame, place in self._own[number]:
             read = {p for reader in readers for f, p in self._own[reader] if f.file == frame.file}

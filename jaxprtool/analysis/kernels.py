@@ -629,40 +629,46 @@ class _Indices:
 
     def __init__(self, kernels: Kernels) -> None:
         self._kernels = kernels
-        #: For each value, the number of indices by kernel and by the value that is computed there.
+        #: For each value, the number of indices by kernel and by the value that is computed there;
+        #: empty once the node that makes the value has been visited.
         self._of = [dict[tuple[int, int], int]() for _ in kernels.sizes]
+        #: For each value, the number of its indices by kernel, in sum.
+        self._totals = [dict[int, int]() for _ in kernels.sizes]
 
     def emitted(self, value: int) -> int:
         """Return how often the code of a value would be in a kernel that inlines it, at most."""
-        return max(_by_kernel(self._of[value]).values(), default=0)
+        return max(self._totals[value].values(), default=0)
 
     def read(self, number: int, result: int) -> None:
         """Add the indices at which a node reads its operands to compute one of its results."""
         kernels = self._kernels
         node = kernels.nodes[number]
-        indices = dict(self._of[result]) if kernels.inlined[result] else {}
+        indices, totals = self._of[result], self._totals[result]
+        self._of[result], self._totals[result] = {}, {}
+        if not kernels.inlined[result]:
+            indices, totals = {}, {}
         if kernels.written[result]:
-            indices[number, result] = 1
+            indices[number, result] = totals[number] = 1
         computed: dict[tuple[int, int], int] | None = None
         for value, keeps in zip(node.reads, _keep_index(node), strict=True):
             if len(self._of[value]) >= _MOST_INDICES:
                 continue
             if not keeps and computed is None:
-                computed = {
-                    (kernel, result): count for kernel, count in _by_kernel(indices).items()
-                }
-            self._of[value].update(indices if keeps or computed is None else computed)
+                computed = {(kernel, result): count for kernel, count in totals.items()}
+            self._add(value, indices if keeps or computed is None else computed, totals)
 
-
-def _by_kernel(indices: Mapping[tuple[int, int], int]) -> Mapping[int, int]:
-    """Return the number of indices in each kernel."""
-    if len(indices) == 1:
-        ((kernel, _), count) = next(iter(indices.items()))
-        return {kernel: count}
-    times = Counter[int]()
-    for (kernel, _), count in indices.items():
-        times[kernel] += count
-    return times
+    def _add(
+        self, value: int, indices: Mapping[tuple[int, int], int], totals: Mapping[int, int]
+    ) -> None:
+        """Add indices, of which each kernel has so many in sum, to those of a value."""
+        present, sums = self._of[value], self._totals[value]
+        if not present:  # most values are read once: copies take less time than sums
+            present.update(indices)
+            sums.update(totals)
+            return
+        for (kernel, at), count in indices.items():
+            sums[kernel] = sums.get(kernel, 0) + count - present.get((kernel, at), 0)
+        present.update(indices)
 
 
 class _Paths:

@@ -6,14 +6,17 @@ CPU seconds in a process that has compiled nothing: compiling and running the pr
 reports.
 
 Name models of `tests/models/zoo` (`… bench_nans.py ppo_loop mjx_pendulum`), or `zoo` for four with
-many loops, to measure those instead. They have no NaN: `find_nan` and `watch` are compared with
-compiling and running the program, in medians over processes that have compiled nothing.
-`faulty_ppo` is the PPO loop with the logarithm of a negative reward, and `faulty_mjx` the step of
-MJX from an infinite angle.
+many loops, to measure those instead: `find_nan`, and `watch` of a model without a NaN, are compared
+with compiling and running the program, in medians over processes that have compiled nothing.
+`faulty_ppo` is the PPO loop with the logarithm of a negative reward, `faulty_mjx` the step of MJX
+from an infinite angle, `divided_mjx` that step with a control that is divided by a speed of zero,
+and `faulty_diffrax` a gradient with the norm of a difference that starts at zero. `faults` is
+all of these. `nan_NAME` is a model with a NaN in its first argument.
 """
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import multiprocessing
 import sys
@@ -127,6 +130,21 @@ def faulty_mjx() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     return step, ((angles.at[0].set(jnp.inf), speeds), control)
 
 
+def divided_mjx() -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """Return the step of MJX with a control that is divided by a speed, which is zero."""
+    step, args = importlib.import_module("tests.models.zoo.mjx_pendulum").model()
+    return lambda state, control: step(state, control / state[1][:1]), args
+
+
+def with_nan(function: Callable[..., Any], args: Any) -> tuple[Callable[..., Any], Any]:
+    """Return a model with a NaN in the first of its arguments that can have one."""
+    leaves, tree = jax.tree.flatten(args)
+    first = next(i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact))
+    x = jnp.asarray(leaves[first])
+    leaves[first] = x.at[(0,) * x.ndim].set(jnp.nan)
+    return function, jax.tree.unflatten(tree, leaves)
+
+
 def faulty_diffrax() -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Return the gradient of a Diffrax solve, with the norm of a difference that starts at zero."""
     equinox = importlib.import_module("equinox")
@@ -142,15 +160,25 @@ def faulty_diffrax() -> tuple[Callable[..., Any], tuple[Any, ...]]:
 FAULTY = {
     "faulty_ppo": faulty_ppo,
     "faulty_mjx": faulty_mjx,
+    "divided_mjx": divided_mjx,
     "faulty_diffrax": faulty_diffrax,
 }
 
 
+#: The prefix of a model with a NaN in its first argument.
+WITH_NAN = "nan_"
+
+
+def has_fault(name: str) -> bool:
+    return name in FAULTY or name.startswith(WITH_NAN)
+
+
 def measured_model(name: str, means: str, results: Any) -> None:
     """Put the seconds that a tool takes for a model into a queue."""
-    is_faulty = name in FAULTY
+    is_faulty, has_nan = has_fault(name), name.startswith(WITH_NAN)
+    name = name.removeprefix(WITH_NAN)
     model = FAULTY.get(name) or importlib.import_module(f"tests.models.zoo.{name}").model
-    function, args = model()
+    function, args = with_nan(*model()) if has_nan else model()
     program = jaxprtool.trace(function, *args)
     flat = fitting(program, flat_arguments(program, args))
     jax.jit(lambda: jnp.zeros(()))()
@@ -171,7 +199,7 @@ def models(names: Sequence[str]) -> None:
     spawn = multiprocessing.get_context("spawn")
     for name in names:
         seconds = []
-        for each in means:
+        for each in means[: 2 if has_fault(name) else 3]:
             results = spawn.Queue()
             for _ in range(TIMES):
                 process = spawn.Process(target=measured_model, args=(name, each, results))
@@ -180,14 +208,14 @@ def models(names: Sequence[str]) -> None:
                 if process.exitcode:
                     sys.exit(f"{each} of {name} failed")
             seconds.append(median(results.get() for _ in range(TIMES)))
-        plain, nans, watch = seconds
-        ratios = nans / plain, watch / plain
-        row = plain, nans, ratios[0], watch, ratios[1]
+        plain, *ours = seconds
+        row = [plain, *(x for each in ours for x in (each, each / plain))]
         table.add_row(name, *(f"{x:.2f}" for x in row))
     Console(width=140).print(table)
 
 
-def main() -> None:
+def tools() -> None:
+    """Print the times of JAX's tools and ours."""
     table = Table("", "by", "s, first", "s, again", "says")
     spawn = multiprocessing.get_context("spawn")
     for program in PROGRAMS:
@@ -201,8 +229,18 @@ def main() -> None:
     Console(width=140).print(table)
 
 
-if __name__ == "__main__":
-    if sys.argv[1:]:
-        models((*ZOO, *FAULTY) if sys.argv[1:] == ["zoo"] else sys.argv[1:])
+def main() -> None:
+    groups = {"zoo": (*ZOO, *FAULTY), "faults": tuple(FAULTY)}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="*", help="models of the zoo, faulty ones, zoo or faults")
+    names = [name for given in parser.parse_args().models for name in groups.get(given, (given,))]
+    if names:
+        models(names)
     else:
-        main()
+        tools()
+
+
+if __name__ == "__main__":
+    main()

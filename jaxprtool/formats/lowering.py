@@ -126,27 +126,41 @@ def compiled(
 
 
 def compiled_with_memory(
-    program: Program, arguments: Sequence[object] = (), devices: Sequence[jax.Device] = ()
+    program: Program,
+    arguments: Sequence[object] = (),
+    devices: Sequence[jax.Device] = (),
+    hint_of: Callable[[StoredModule], str] | None = None,
 ) -> StoredModule:
     """Return the module that XLA compiles a program to, with its assignment of buffers.
 
     The compiler for TPUs tells JAX nothing of it, but writes it to a file. Where it cannot, as on
     another machine, the module has none. JAX's persistent compilation cache must be off. Takes the
-    arguments and raises the errors of `compiled`.
+    arguments and raises the errors of `compiled`; `hint_of` returns the hint of the error for a
+    program that does not fit, from its module.
     """
     lowered = lowered_on(program, arguments, None, devices)
     platform = devices[0].platform if devices else jax.default_backend()
     with TemporaryDirectory(prefix="jaxprtool-") as folder:
         options = {**_DUMP, "xla_dump_hlo_pass_re": "", "xla_dump_to": folder}
-        with compile_errors_reported(program, "compiled"):
-            executable = lowered.compile(options if platform == "tpu" else None)
+        try:
+            with compile_errors_reported(program, "compiled"):
+                executable = lowered.compile(options if platform == "tpu" else None)
+        except UnsupportedError as error:
+            if "RESOURCE_EXHAUSTED" in error.message and hint_of is not None:
+                error.hint = next(map(hint_of, _written(folder)), None)
+            raise
         module = compiled_module(executable)
-        for path in Path(folder).glob("*.after_optimizations.hlo.pb"):
-            fields = message(path.read_bytes())
-            written = read_module(fields[1][-1])
-            if written.name == module.name and 3 in fields:
-                return StoredModule(written, read_assignment(fields[3][-1], written))
-    return StoredModule(module, buffer_assignment(executable, module))
+        own = (stored for stored in _written(folder) if stored.module.name == module.name)
+        return next(own, None) or StoredModule(module, buffer_assignment(executable, module))
+
+
+def _written(folder: str) -> Iterator[StoredModule]:
+    """Yield the modules that XLA wrote to a folder with an assignment of buffers."""
+    for path in Path(folder).glob("*.after_optimizations.hlo.pb"):
+        fields = message(path.read_bytes())
+        if 3 in fields:
+            module = read_module(fields[1][-1])
+            yield StoredModule(module, read_assignment(fields[3][-1], module))
 
 
 def on_devices(

@@ -21,7 +21,7 @@ from jaxprtool.execute.running.backends import compiled_afresh, devices_to_compi
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.formats.lowering import compiled_with_memory, on_devices
 from jaxprtool.ir.conversions import with_contents
-from jaxprtool.ir.documents import Printed, document, some
+from jaxprtool.ir.documents import Printed, document, in_bytes, some
 from jaxprtool.ir.frames import Frames, frames_now
 from jaxprtool.ir.hlo.buffers import (
     Allocation,
@@ -455,7 +455,8 @@ def compiled_memory(
     Raises:
         ArgumentsError: If it was traced with arguments on several devices, and none are given.
         UnsupportedError: For symbolic sizes or free named axes, or if XLA cannot compile the
-            program, for instance because it does not fit.
+            program, for instance because it does not fit. For a TPU, the hint has the lines that
+            need most memory then.
         BackendError: If there is no such backend, or too few devices for its mesh.
     """
     require_program(program)
@@ -475,6 +476,13 @@ def compiled_for(
     """Return the module of a program, compiled afresh; see `compiled_memory`."""
     with compiled_afresh():
         if backend is None:
-            return compiled_with_memory(program, arguments)
+            return compiled_with_memory(program, arguments, (), _largest)
         there, devices = on_devices(program, devices_to_compile_for(backend), backend)
-        return compiled_with_memory(there, devices=devices)
+        return compiled_with_memory(there, (), devices, _largest)
+
+
+def _largest(stored: StoredModule) -> str:
+    """Return the lines of a module that need most memory, in words."""
+    peak = module_peak(stored)
+    largest = ", ".join(f"{in_bytes(line.bytes)} {line.line}" for line in peak.lines[:3])
+    return f"it needs {in_bytes(peak.peak_bytes)} at its peak: {largest}"

@@ -11,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxprtool import compiled_memory, trace
 from jaxprtool.commands.memory.compiled import module_peak
 from jaxprtool.commands.memory.table import peak_facts
+from jaxprtool.errors import UnsupportedError
 from jaxprtool.formats import lowering
 from jaxprtool.formats.hlo import StoredModule
 from jaxprtool.ir.hlo.buffers import read_assignment
@@ -190,6 +191,14 @@ def test_a_small_program_has_the_figures_of_xla(executables):
     weights, batch = (((128, 256), ()), ((256, 128), ())), ((1024, 128), ("d",))
     function, arguments = sharded(step, ("d",), *weights, batch, batch)
     require_same(function, arguments, "tpu:v5e:2x4", executables)
+
+
+def test_a_program_that_does_not_fit_names_the_lines_that_need_most_memory():
+    pytest.importorskip("libtpu", reason="needs the package libtpu")
+    shape = jax.ShapeDtypeStruct((65536, 65536), jnp.float32)
+    with pytest.raises(UnsupportedError, match="RESOURCE_EXHAUSTED") as error:
+        compiled_memory(trace(lambda x: x @ x, shape), backend="tpu:v5e:2x2")
+    assert "GiB at its peak: " in error.value.hint and "16.0 GiB arguments" in error.value.hint
 
 
 def test_a_mesh_in_the_shardings_of_jit_is_that_of_the_devices_compiled_for():

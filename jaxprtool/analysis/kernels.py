@@ -44,7 +44,7 @@ from jaxprtool.ir.equations import fuses, is_flat, size_of
 from jaxprtool.ir.regions import Regions, regions
 from jaxprtool.ir.rules import RuleTable, rule
 from jaxprtool.ir.symbols import Sizes, value_of
-from jaxprtool.ir.traits import traits
+from jaxprtool.ir.traits import Traits, traits
 from jaxprtool.jaxcompat import Atom, Aval, Jaxpr, JaxprEqn, Literal, Var
 from jaxprtool.jaxcompat.jaxprs import identity
 
@@ -248,7 +248,7 @@ class Kernels:
                 env.update(zip(eqn.outvars, reads, strict=False))
             elif like.neutral is not None and (kept := self._simplified(eqn, reads)) is not None:
                 env[eqn.outvars[0]] = reads[kept]
-            elif (whole := self._whole(eqn, reads)) is not None:
+            elif (like.joins or self._parts) and (whole := self._whole(eqn, reads)) is not None:
                 env[eqn.outvars[0]] = whole
             else:
                 if (orders := operand_orders.get(eqn.primitive.name)) is not None:
@@ -261,7 +261,7 @@ class Kernels:
                     self._join(eqn, reads, makes[0])
                 values = tuple([v for v in reads if v is not None])
                 places = tuple(map(self._origin, reads)) if self._before else reads
-                fusible = self._is_fusible(eqn)
+                fusible = self._is_fusible(eqn, like)
                 self.nodes.append(KernelNode(eqn, control, values, makes, fusible, places, calls))
                 if like.gives in ("cast", "layout"):
                     number = self._number(eqn.invars[0], reads[0])
@@ -393,17 +393,17 @@ class Kernels:
         """Return the number that all elements of an operand are; None if unknown."""
         if type(atom) is not Literal:
             return self._literals.get(atom) if value is None else self._numbers.get(value)
-        return atom.val if np.ndim(atom.val) == 0 else None
+        return atom.val if getattr(atom.val, "ndim", 0) == 0 else None
 
     def _simplified(self, eqn: JaxprEqn, reads: Places) -> int | None:
         """Return the position of the operand that an equation returns, such as x in x + 0."""
         like, out = traits(eqn), eqn.outvars[0].aval
         for i in (1, 0) if like.commutative else (1,):
-            value, other = reads[1 - i], eqn.invars[1 - i].aval
-            if value is None or getattr(other, "shape", None) != getattr(out, "shape", None):
-                continue
             number = self._number(eqn.invars[i], reads[i])
-            if number is not None and bool(number == like.neutral):
+            if reads[1 - i] is None or number is None or not bool(number == like.neutral):
+                continue
+            other = eqn.invars[1 - i].aval
+            if getattr(other, "shape", None) == getattr(out, "shape", None):
                 return 1 - i
         return None
 
@@ -451,13 +451,12 @@ class Kernels:
 
     # --- fusion -----------------------------------------------------------------------------------
 
-    def _is_fusible(self, eqn: JaxprEqn) -> bool:
-        """Return True if a kernel may inline the results of an equation."""
-        like = traits(eqn)
+    def _is_fusible(self, eqn: JaxprEqn, like: Traits) -> bool:
+        """Return True if a kernel may inline the results of an equation with these traits."""
         if like.floats_of_complex and np.issubdtype(eqn.invars[0].aval.dtype, np.complexfloating):
             return False
-        axes = eqn.params.get("axes", eqn.params.get("dimensions"))
-        if like.reduces and axes is not None:
+        axes = eqn.params.get("axes", eqn.params.get("dimensions")) if like.reduces else None
+        if axes is not None:
             gives_positions = len(eqn.outvars) > 1 or "index_dtype" in eqn.params
             shape = self._shape(eqn.invars[0].aval)
             return gives_positions or all(shape[axis] <= _LONGEST_INLINED for axis in axes)
@@ -468,7 +467,7 @@ class Kernels:
         if like.gives == "part" and like.costly:
             return True
         is_code = like.elementwise or like.moves or like.updates or like.gives or like.collective
-        return fuses(eqn) and bool(is_code or not (like.may_merge or like.callback))
+        return bool(is_code or not (like.may_merge or like.callback)) and fuses(eqn)
 
     def _fuse(self, readers: list[int]) -> None:
         """Decide which values are written and which inlined, from the last node to the first."""

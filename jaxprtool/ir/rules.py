@@ -48,13 +48,12 @@ class RuleTable(dict[str, R]):
             PluginError: If it cannot be imported.
         """
         rule = super().get(primitive)
-        if rule is None:
+        if rule is None and primitive not in self._missed:
             load_rules_of(primitive)
             rule = super().get(primitive)
             if rule is None:
                 self._missed.add(primitive)
-                return default
-        return rule
+        return default if rule is None else rule
 
     def __setitem__(self, primitive: str, function: R) -> None:
         if primitive in self or primitive in self._missed:

@@ -181,6 +181,13 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
 
 
 @without_collector()
+def total_work(program: Program | AnyJaxpr) -> Work:
+    """Return the work in the total of `cost`, without the groups, which take longer."""
+    jaxpr = program_signature(program).jaxpr
+    return _total(BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE)), jaxpr).work
+
+
+@without_collector()
 def total_flops(program: Program | AnyJaxpr) -> Number:
     """Return the FLOPs of a program, as in the total of `cost`."""
     jaxpr = program_signature(program).jaxpr

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from jaxprtool import jaxcompat
 from jaxprtool.analysis.stats import count_equations
-from jaxprtool.commands.cost.estimate import cost
+from jaxprtool.commands.cost.estimate import total_work
 from jaxprtool.commands.cost.rules import Work
 from jaxprtool.commands.profile.lines import Profile, TimedLine
 from jaxprtool.errors import UnsupportedError
@@ -70,7 +70,7 @@ class Size:
     @cached_property
     def work(self) -> Work:
         """The cost of running it: FLOPs, bytes and so on."""
-        return cost(self.program).total.work if self.twin is None else self.twin.work
+        return total_work(self.program) if self.twin is None else self.twin.work
 
     @property
     def flops(self) -> Number:

@@ -148,6 +148,8 @@ class Kernels:
     ) -> None:
         self.jaxpr = jaxpr
         self._opens: Opens = opens if count_equations(jaxpr) <= MOST_OPENED else "none"
+        #: Whether nothing was left out as dead, so that these are also the kernels of all of it.
+        self.is_whole = live is None or all(live.results)
         self._symbols = symbols
         self.nodes: list[KernelNode] = []
         #: The bytes of each value.
@@ -223,6 +225,7 @@ class Kernels:
         inside, flat = None if live is None else live.inside, is_flat(jaxpr)
         for i, eqn in enumerate(jaxpr.eqns):
             if inside is not None and i not in inside:
+                self.is_whole = False
                 continue
             # The garbage collector does not track tuples of numbers, as it does lists.
             reads: Places = tuple([None if type(v) is Literal else env.get(v) for v in eqn.invars])
@@ -277,11 +280,12 @@ class Kernels:
         for region, run in zip(control.regions, runs, strict=True):
             read.update([i for i, flag in zip(region.ins, run.arguments, strict=True) if flag])
             returned.update([i for i, flag in zip(region.outs, run.results, strict=True) if flag])
-        node.live = runs
+        node.live, every = runs, node.reads
         node.reads = tuple([v for i, v in enumerate(reads) if v is not None and i in read])
-        for i, value in enumerate(node.makes):
-            if i not in returned:
-                self.sizes[value] = 0
+        dead = [value for i, value in enumerate(node.makes) if i not in returned]
+        for value in dead:
+            self.sizes[value] = 0
+        self.is_whole &= node.reads == every and not dead
 
     def _barrier(
         self,

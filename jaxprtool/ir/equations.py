@@ -303,8 +303,8 @@ def has_64_bit_types(jaxpr: AnyJaxpr) -> bool:
     """Return True if a value, at any depth, has a type that JAX narrows by default."""
     top = jaxcompat.open_jaxpr(jaxpr)
     bound = (v for eqn in equations(top) for v in eqn.outvars)
-    values = chain(top.constvars, top.invars, bound)
-    return any(is_wide(getattr(v.aval, "dtype", None)) for v in values)
+    avals = {id(v.aval): v.aval for v in chain(top.constvars, top.invars, bound)}
+    return any(is_wide(getattr(aval, "dtype", None)) for aval in avals.values())
 
 
 # --- weak types -----------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 from jaxprtool import jaxcompat
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.documents import document
-from jaxprtool.ir.equations import bodies, equations
+from jaxprtool.ir.equations import all_jaxprs, equations, holders
 from jaxprtool.ir.frames import Frames, Root, frames_now
 from jaxprtool.ir.meshes import left_to_partitioner
 from jaxprtool.ir.notation.layout import Selection
@@ -148,12 +148,12 @@ def repetition(program: Program, before: Program) -> Repetition:
             marked, are not repetitions, since XLA inlines them.
     """
     top, old, frames = top_jaxpr(program), top_jaxpr(before), frames_now(program.roots)
-    old_bodies = {old, *(body for eqn in equations(old) for _, body in bodies(eqn))}
+    old_bodies = {*all_jaxprs(old)}
     graph = _CallGraph(top, old_bodies, frozenset(), frames)
-    once = {body for body, copies in graph.copies.items() if copies == 1}
-    result = _CallGraph(top, old_bodies, once, frames).repetition(
-        program.name, Selection().count(old)
-    )
+    once = {body for body in graph.copies if body is not top and graph.copies[body] == 1}
+    if once:
+        graph = _CallGraph(top, old_bodies, once, frames)
+    result = graph.repetition(program.name, Selection().count(old))
     left = left_to_partitioner(before)
     return replace(result, roots=program.roots, left_to_partitioner=left)
 
@@ -234,8 +234,8 @@ class _CallGraph:
         """Return the part of a jaxpr, and find the repeated bodies in it."""
         if jaxpr not in self._parts:
             size, calls = len(jaxpr.eqns), Counter[Jaxpr]()
-            for eqn in jaxpr.eqns:
-                for _, body in bodies(eqn):
+            for eqn, inside in holders(jaxpr):
+                for _, body in inside:
                     part = self._part(body)
                     if self._repeats(eqn, body):
                         self._bodies.setdefault(body, eqn)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 from bisect import bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -123,6 +122,13 @@ class BodyMemories:
             schedule = KernelSchedule(Kernels(live.jaxpr, self._opens, live=live), loop_values)
             self._known[live, loop_values] = self._walked(schedule, donated)
         return self._known[live, loop_values]
+
+    def whole_kernels(self) -> Iterator[tuple[Jaxpr, Kernels]]:
+        """Yield the kernels of the bodies in which nothing is dead."""
+        for body in self._known.values():
+            kernels = body.schedule.kernels
+            if kernels.is_whole:
+                yield kernels.jaxpr, kernels
 
     def _walked(self, schedule: KernelSchedule, donated: Mapping[int, int]) -> BodyMemory:
         free_from, late = _donated(schedule, donated)
@@ -266,7 +272,7 @@ class _Room:
             return False
         if end == start and not (self.in_place and buffer.size == self.result.size):
             return False
-        count = bisect_right(self.held, end, key=itemgetter(0))
+        count = bisect_right(self.held, (end, math.inf))
         return not count or self.held[count - 1][1] < buffer.start
 
 
@@ -758,12 +764,16 @@ def outlined_memory(program: Program) -> TemporaryMemory | None:
     return TemporaryMemory(as_traced, outlined)
 
 
-def temporary_memory(program: Program, opened: bool = False) -> int | None:
+def temporary_memory(
+    program: Program, opened: bool = False, kernels: dict[Jaxpr, Kernels] | None = None
+) -> int | None:
     """Estimate the bytes that a program needs besides its arguments and results.
 
     Args:
         program: The program.
         opened: Whether to treat calls that XLA keeps as if it inlined them.
+        kernels: Gets the kernels of the bodies without dead equations, if these are computed here
+            and calls are not opened.
 
     Returns:
         The bytes, or None if a size is symbolic or the program has too many equations.
@@ -771,7 +781,10 @@ def temporary_memory(program: Program, opened: bool = False) -> int | None:
     jaxpr = top_jaxpr(program)
     known = _temporary.of(jaxpr)
     if opened not in known:  # `outline` asks several times for the programs that it compares
-        known[opened] = _temporary_memory(jaxpr, opened)
+        bodies = BodyMemories(opened)
+        known[opened] = _temporary_memory(jaxpr, bodies)
+        if kernels is not None and not opened:
+            kernels.update(bodies.whole_kernels())
     return known[opened]  # type: ignore[no-any-return]
 
 
@@ -779,10 +792,10 @@ def temporary_memory(program: Program, opened: bool = False) -> int | None:
 _temporary = JaxprCache()
 
 
-def _temporary_memory(jaxpr: Jaxpr, opened: bool) -> int | None:
+def _temporary_memory(jaxpr: Jaxpr, bodies: BodyMemories) -> int | None:
     if count_equations(jaxpr) > MOST_OPENED:
         return None
     try:
-        return BodyMemories(opened).memory(live_part(jaxpr)).peak
+        return bodies.memory(live_part(jaxpr)).peak
     except UnknownSize:
         return None

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -150,7 +151,9 @@ def unrolled_loops(program: Program) -> list[UnrolledLoop]:
 
 
 def compile_estimate(
-    program: Program, like: CompileEstimate | None = None
+    program: Program,
+    like: CompileEstimate | None = None,
+    kernels: Mapping[Jaxpr, Kernels] = MappingProxyType({}),
 ) -> CompileEstimate | None:
     """Estimate the cost of compiling a program. Return None if sizes are symbolic.
 
@@ -158,8 +161,9 @@ def compile_estimate(
         program: The program.
         like: The estimate of the program that this one was made of by `outline` or `roll`, which
             decides if there is an estimate of the time.
+        kernels: The kernels of its bodies, as far as they are known.
     """
-    counts = _Counts()
+    counts = _Counts(kernels)
     try:
         counts.visit(top_jaxpr(program))
     except UnknownSize:
@@ -173,6 +177,7 @@ def compile_estimate(
 class _Counts:
     """The bodies of a program that have been visited, and their kernels."""
 
+    known: Mapping[Jaxpr, Kernels]
     equations: int = 0
     kernels: int = 0
     seconds: float = 0.0
@@ -198,7 +203,7 @@ class _Counts:
         if body in self.bodies:
             return
         self.bodies.add(body)
-        kernels = Kernels(body)
+        kernels = self.known.get(body) or Kernels(body)
         kernel_numbers = set(kernels.kernels())
         used = {value for node in kernels.nodes for value in node.reads}.union(kernels.results)
         inlined: dict[int, _Inlined] = {}
@@ -328,10 +333,9 @@ def compile_ways(
         with the program that it returns. Without an estimate of the time, those with the fewest
         kernels are first. Empty if sizes are symbolic.
     """
-    estimate = compile_estimate(result)
-    if estimate is None:
+    original = _given(pipeline, result)
+    if original is None:
         return []
-    original = CompileWay(str(pipeline), estimate, temporary_memory(result))
     ways: list[tuple[CompileWay, Program]] = []
     others = _others(pipeline, outlining) if _is_slow(original.estimate) else ()
     for other, is_last in others:
@@ -352,6 +356,14 @@ def compile_ways(
             ways.append((way, program))
     ways.sort(key=lambda pair: _order(pair[0].estimate))
     return [(original, result), *ways]
+
+
+def _given(pipeline: Pipeline, result: Program) -> CompileWay | None:
+    """Return the given pipeline with both estimates, which share the kernels of its result."""
+    kernels: dict[Jaxpr, Kernels] = {}
+    memory = temporary_memory(result, kernels=kernels)
+    estimate = compile_estimate(result, kernels=kernels)
+    return None if estimate is None else CompileWay(str(pipeline), estimate, memory)
 
 
 def without_unroll(program: Program) -> Program:

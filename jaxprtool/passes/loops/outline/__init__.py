@@ -137,7 +137,7 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     Returns:
         The new program; the same object if nothing is saved.
     """
-    bodies = ProgramBodies(_inlined(program))
+    bodies = ProgramBodies(with_calls_inlined(program))
     if not any(_may_repeat(bodies, cost) for cost in costs):
         return program
     text: ItemSequence | None
@@ -152,15 +152,17 @@ def with_calls(program: Program, costs: Sequence[Costs], mark: Mark) -> Program:
     return program.replace(jaxpr=bodies.build(mark))
 
 
-#: Programs with their calls inlined: the command `outline` outlines a program several times.
+#: Programs with their calls inlined: the command `outline` outlines a program several times, and
+#: `roll` does too.
 _without_calls = JaxprCache()
 
 
-def _inlined(program: Program) -> ClosedJaxpr:
+def with_calls_inlined(program: Program) -> ClosedJaxpr:
+    """Return the jaxpr of a program with its calls inlined."""
     known = _without_calls.of(program.jaxpr)
     if "inlined" not in known:
-        inlined = Inline()(program).jaxpr
-        known["inlined"] = None if inlined is program.jaxpr else inlined  # it would keep itself
+        opened = Inline()(program).jaxpr
+        known["inlined"] = None if opened is program.jaxpr else opened  # it would keep itself
     result: ClosedJaxpr | None = known["inlined"]
     return program.jaxpr if result is None else result
 

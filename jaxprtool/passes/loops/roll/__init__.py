@@ -91,7 +91,7 @@ from jaxprtool.jaxcompat import (
 from jaxprtool.passes import Pass
 from jaxprtool.passes.cleanup.dce import Dce
 from jaxprtool.passes.cleanup.inline import Inline, has_own_settings
-from jaxprtool.passes.loops.outline import SHORTEST, UsedNames, with_calls
+from jaxprtool.passes.loops.outline import SHORTEST, UsedNames, with_calls, with_calls_inlined
 from jaxprtool.passes.loops.outline.choice import Costs
 from jaxprtool.passes.loops.roll.chains import (
     FEWEST,
@@ -753,9 +753,8 @@ class Roll(Pass):
 
     def __call__(self, program: Program) -> Program | Programs:
         slices = MovingSlices()
-        opened = Inline()(program)
-        moving = slices.made_dynamic(opened.jaxpr)
-        outlined = with_calls(opened.replace(jaxpr=moving), _COSTS, "plain")
+        moving = slices.made_dynamic(with_calls_inlined(program))
+        outlined = with_calls(program.replace(jaxpr=moving), _COSTS, "plain")
         # Functions of the user's program may be too short to be outlined.
         return self._rolled(outlined, slices) or self._rolled(program, slices) or program
 

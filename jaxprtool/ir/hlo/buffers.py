@@ -15,6 +15,7 @@ are too few, so `LiveRanges` finds the peak instead.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -793,7 +794,7 @@ class _ScheduledBuffers:
         """
         taken: list[tuple[Allocation, list[LiveSpan], list[PlacedBuffer]]] = []
         for allocation in sorted(allocations, key=lambda a: (-a.size, not a.is_result)):
-            spans = [ranges.of(placed.buffer) for placed in allocation.placed]
+            spans = _united(ranges.of(placed.buffer) for placed in allocation.placed)
             if allocation.is_result:
                 taken.append((allocation, spans, list(allocation.placed)))
                 continue
@@ -804,7 +805,8 @@ class _ScheduledBuffers:
             if place is None:
                 yield allocation
                 continue
-            place[1].extend(spans)
+            for span in spans:
+                insort(place[1], span)
             place[2].extend(allocation.placed)
         for allocation, _, placed in taken:
             yield replace(allocation, placed=tuple(placed))
@@ -822,9 +824,23 @@ def _aligned(sizes: Iterable[int]) -> int:
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in others) + last
 
 
+def _united(spans: Iterable[LiveSpan]) -> list[LiveSpan]:
+    """Return the times of spans as spans that are apart, in order."""
+    united: list[LiveSpan] = []
+    for span in sorted(spans):
+        if united and span.start <= united[-1].end:
+            span = LiveSpan(united[-1].start, max(united.pop().end, span.end))
+        united.append(span)
+    return united
+
+
 def _are_apart(some: Sequence[LiveSpan], others: Sequence[LiveSpan]) -> bool:
-    """Return True if values are not live at the time of others."""
-    return all(a.end < b.start or b.end < a.start for a in some for b in others)
+    """Return True if values are not live at the time of others, whose spans are united."""
+    for span in some:
+        before = bisect_right(others, span.end, key=itemgetter(0))
+        if before and others[before - 1].end >= span.start:
+            return False
+    return True
 
 
 def _allocation_of(number: int, buffers: Sequence[Buffer], is_result: bool) -> Allocation:

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import distribution
 from pathlib import Path
@@ -478,31 +478,39 @@ def _values(
     sides: Sequence[_Artifacts], roundings: tuple[Rounding, Rounding] | None
 ) -> tuple[str, tuple[str, ...]]:
     """Return how the results compare, and which are outside of the tolerance."""
-    from functools import partial
-
     import numpy as np
 
     from jaxprtool.commands.compare.variants import Tolerance, measured
-    from jaxprtool.execute.running.rounding import explained
 
     files = [np.load(side.file("results.npz")) for side in sides]
     before, after = ({name: file[name] for name in file} for file in files)
     if {n: x.shape for n, x in before.items()} != {n: x.shape for n, x in after.items()}:
         return "different", tuple(dict.fromkeys([*before, *after]))
     measures = [
-        measured(
-            name,
-            before[name],
-            after[name],
-            Tolerance(),
-            None if roundings is None else partial(explained, *roundings, (i, i)),
-        )
-        for i, name in enumerate(before)
+        measured(name, before[name], after[name], Tolerance(), _rule(name, roundings))
+        for name in before
     ]
     if differing := tuple(measure.name for measure in measures if not measure.within):
         return "different", differing
     is_equal = all(measure.equal for measure in measures)
     return ("the same bits" if is_equal else "within rounding"), ()
+
+
+def _rule(name: str, roundings: tuple[Rounding, Rounding] | None) -> Callable[..., Any] | None:
+    """Return what decides whether rounding explains the difference of a result, if that is known.
+
+    The files of results do not have them in the order of the program.
+    """
+    from functools import partial
+
+    from jaxprtool.execute.running.rounding import explained
+
+    if roundings is None:
+        return None
+    before, after = (rounding.wide.program.out_names for rounding in roundings)
+    if name not in before or name not in after:
+        return None
+    return partial(explained, *roundings, (before.index(name), after.index(name)))
 
 
 def _roundings(asked: _Asked, programs: Sequence[Program]) -> tuple[Rounding, Rounding] | None:

@@ -130,6 +130,36 @@ def named(function):
     return called
 
 
+#: Two results, of which one is all rounding, in another order in the other environment.
+NAMED = """
+import collections
+import os
+import jax.numpy as jnp
+
+OTHER = "OTHER" in os.environ
+Out = collections.namedtuple("Out", ["largest", "total"] if OTHER else ["total", "largest"])
+
+def model():
+    def step(x):
+        a, b, c = x if not OTHER else x[jnp.array([0, 2, 1])]
+        return Out(largest=x.max(), total=(a + b) + c)
+    return step, (jnp.array([1e8, 5, -1e8]),)
+"""
+
+
+@pytest.mark.proof
+def test_each_result_has_its_own_rounding(folder, cli):
+    (folder / "named.py").write_text(NAMED)
+    other = folder / "python"
+    other.write_text(f'#!/bin/sh\nOTHER=1 exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    python = ["--python", sys.executable, "--python", str(other)]
+    (target,) = json.loads(cli("upgrade", "named.py:model", "--factory", *python, "--json").out)[
+        "targets"
+    ]
+    assert (target["begins"], target["values"]) == ("traced", "within rounding")
+
+
 def test_a_run_without_programs_is_an_error(written, cli):
     with jaxprtool.record("here"):
         pass

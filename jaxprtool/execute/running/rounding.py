@@ -97,7 +97,11 @@ class WideProgram:
         if not self._is_pure:
             return None
         try:
-            values = [_widened(_on_host(x)) for x in arguments]
+            # Python's numbers have another dtype as arrays of NumPy.
+            avals = self.program.in_avals
+            values = [
+                _widened(_on_host(x, aval.dtype)) for x, aval in zip(arguments, avals, strict=True)
+            ]
             on_host = jax.default_device(jax.devices("cpu")[0])
             with jaxcompat.double_precision(), on_host, checks_disabled():
                 if not seed:
@@ -621,6 +625,6 @@ def _wide_parameter(value: Any) -> Any:
     return None if isinstance(value, lax.DotAlgorithm | lax.DotAlgorithmPreset) else value
 
 
-def _on_host(x: Any) -> Any:
+def _on_host(x: Any, dtype: Any = None) -> Any:
     extended = hasattr(x, "dtype") and is_extended(x.dtype)
-    return x if extended else as_numpy(x)
+    return x if extended else np.asarray(as_numpy(x), dtype)

@@ -69,6 +69,14 @@ def test_what_is_computed_from_constants_is_rounded_to_its_own_dtype(seed):
         assert (value == value.astype(np.float32)).all()
 
 
+@pytest.mark.parametrize("count", [3, True, 2.0])
+def test_numbers_of_python_are_arguments(count):
+    x = np.arange(1, 5, dtype=np.float32)
+    counted = program(lambda count, x: (count + 1, x / (count + 1)), count, x)
+    rounding = Rounding(WideProgram(counted), [count, x])
+    assert (rounding.errors[1] > 0).all() and (rounding.errors[1] < 1e-6 * x).all()
+
+
 def test_a_loop_in_a_body_that_is_called_twice_has_the_constants_of_each_call():
     @jax.jit
     def inner(x, factor):

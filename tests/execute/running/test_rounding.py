@@ -77,6 +77,13 @@ def test_numbers_of_python_are_arguments(count):
     assert (rounding.errors[1] > 0).all() and (rounding.errors[1] < 1e-6 * x).all()
 
 
+@pytest.mark.parametrize("function", [jax.lax.pow, jax.lax.rem])
+def test_constants_that_are_integers_are_exact(function):
+    x = np.array([-3.5, -1.25, 1.75, 4.5], np.float32)
+    rounding = Rounding(WideProgram(program(lambda x: (function(x, jnp.full(4, 2.0)),), x)), [x])
+    assert (rounding.errors[0] > 0).all() and (rounding.errors[0] < 1e-5 * np.abs(x)).all()
+
+
 def test_a_loop_in_a_body_that_is_called_twice_has_the_constants_of_each_call():
     @jax.jit
     def inner(x, factor):

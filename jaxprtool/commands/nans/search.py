@@ -154,12 +154,12 @@ class OriginSearch(SteppingInterpreter):
         """Run the program, and return its results.
 
         Raises:
-            JaxRuntimeError: If a callback raises an error. `origins` are those found before.
+            RuntimeError: If a callback raises an error. `origins` are those found before.
         """
         tracked = [self._argument(*pair) for pair in self._named]
         try:
             results = list(map(self._result, self.run(self._closed, tracked)))
-        except jax.errors.JaxRuntimeError:
+        except RuntimeError:
             for origin in self._origins_of_error():
                 origin.raises = True
             raise

@@ -421,12 +421,14 @@ def failures_reported(program: Program) -> Iterator[None]:
             ) from error
         except FloatingPointError as error:
             raise UserFunctionError(str(error)) from error
-        except jax.errors.JaxRuntimeError as error:
-            if failures:
+        except RuntimeError as error:
+            if failures:  # a primitive of a package may raise its own error for that of JAX
                 first = failures[0]
                 if isinstance(first, KeyboardInterrupt):
                     raise first from None
                 raise UserFunctionError(f"{program.name} raised {error_line(first)}") from first
+            if not isinstance(error, jax.errors.JaxRuntimeError):
+                raise
             kind = _kind(error, BackendError)
             raise kind(f"{program.name} failed while it ran: {_one_line(error)}") from error
 

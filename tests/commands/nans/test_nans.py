@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from jax import lax
 from jax.experimental import io_callback
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jax.sharding import PartitionSpec as P
 
 import jaxprtool
@@ -805,6 +807,24 @@ def test_a_nan_before_an_error_that_does_not_depend_on_it_is_said_to_be_dropped(
     search = find_nan(jaxprtool.trace(function, X), (X,))
     assert not search.first.raises and search.first.dropped.startswith("select_n")
     assert search.raised
+
+
+def test_a_primitive_may_raise_its_own_error_for_that_of_a_callback():
+    """As those of Equinox do, which lineax has."""
+    own = Primitive("own_error")
+    own.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(own, mlir.lower_fun(checked, multiple_results=False))
+
+    @own.def_impl
+    def run(x):
+        try:
+            return jax.jit(checked)(x)
+        except jax.errors.JaxRuntimeError as error:
+            raise RuntimeError("an error of a package") from error
+
+    search = find_nan(jaxprtool.trace(lambda x: own.bind(jnp.sqrt(x - 1.0)), X), (X,))
+    assert search.first.primitive == "sqrt" and search.first.raises
+    assert search.raised == "ValueError: is not finite"
 
 
 def test_an_error_without_a_nan_is_raised():

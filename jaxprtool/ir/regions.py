@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
-from itertools import compress
+from itertools import chain, compress
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 import jax
@@ -137,10 +137,10 @@ class Regions:
         edges = structured.edges
         assert edges is not None
         groups = [as_tuple(getattr(structured, field)) for field, _, _ in edges.bodies]
-        ins = tuple(len(as_tuple(getattr(structured, field))) for field in edges.operands)
-        outs = tuple(len(getattr(structured, field)) for field in edges.results)
-        bodies = tuple(body for group in groups for body in group)
-        shape = _shape(edges, ins, outs, tuple(map(len, groups)))
+        ins = tuple([len(as_tuple(getattr(structured, field))) for field in edges.operands])
+        outs = tuple([len(getattr(structured, field)) for field in edges.results])
+        bodies = groups[0] if len(groups) == 1 else tuple(chain.from_iterable(groups))
+        shape = _shape(edges, ins, outs, tuple([len(group) for group in groups]))
         return cls(structured, edges, bodies, *shape)
 
     @property
@@ -688,14 +688,17 @@ class Call(View):
     def of(cls, eqn: JaxprEqn) -> Call:
         body, per_operand, per_out = CALLS[eqn.primitive.name]
         params = eqn.params
-        return cls(
-            eqn,
-            tuple(eqn.invars),
-            tuple(eqn.outvars),
-            jaxcompat.close_jaxpr(params[body]),
-            {k: params[k] for k in per_operand if isinstance(params.get(k), tuple)},
-            {k: params[k] for k in per_out if isinstance(params.get(k), tuple)},
+        made = object.__new__(cls)
+        # Every pass makes the view of each call; `__init__` of a frozen class sets field by field.
+        vars(made).update(
+            eqn=eqn,
+            operands=tuple(eqn.invars),
+            outs=tuple(eqn.outvars),
+            body=jaxcompat.close_jaxpr(params[body]),
+            operand_params={k: params[k] for k in per_operand if isinstance(params.get(k), tuple)},
+            out_params={k: params[k] for k in per_out if isinstance(params.get(k), tuple)},
         )
+        return made
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
         """Return the parameters with an entry per operand or result; new ones have no options."""

@@ -556,7 +556,7 @@ class CheckpointedJvp:
         self.consts, self.has_tangent = list(jvp.consts), list(has_tangent)
         self.jaxpr = internal_pe.convert_constvars_jaxpr(open_jaxpr(jvp))
         self.arguments = self.jaxpr.invars[: len(self.consts) + len(eqn.invars)]
-        self._transposed: tuple[Any, Jaxpr, Jaxpr] | None = None
+        self._transposed: tuple[Sequence[bool], Jaxpr, Jaxpr] | None = None
 
     def halves(self, policy: Policy) -> CheckpointHalves:
         """Return what the two passes compute under a policy."""
@@ -570,22 +570,31 @@ class CheckpointedJvp:
         residuals = [v for v, is_read in saved if is_read]
         return CheckpointHalves(known, read[:count], residuals, backward)
 
-    def transposed(self, backward: Jaxpr) -> tuple[Sequence[JaxprEqn], Sequence[Var], Jaxpr]:
+    def transposed(
+        self, backward: Jaxpr, same: Callable[[Jaxpr, Jaxpr], bool]
+    ) -> tuple[Sequence[JaxprEqn], Sequence[Var], Jaxpr]:
         """Return the backward half with its linear part transposed.
 
         Returns the equations that recompute values, the values that the transpose reads, and the
-        transpose, a jaxpr of these and the cotangents of results; the same for most policies.
+        transpose, a jaxpr of these and the cotangents of results.
+
+        Args:
+            backward: The backward half.
+            same: Returns whether two jaxprs are the same up to the names of variables. The linear
+                part is that of most policies, so it is transposed once for them.
         """
         tangents = set(self.jaxpr.invars[len(self.arguments) :])
         moves = [v in tangents for v in backward.invars]
         recomputed, linear, *_ = internal_pe.partial_eval_jaxpr_custom(
             backward, moves, [True] * len(moves), False, False, lambda *_, **__: True
         )
-        key = [(id(e.params), *map(id, (*e.invars, *e.outvars))) for e in linear.eqns]
-        if self._transposed is None or self._transposed[0] != key:
-            flags = [v in tangents for v in linear.invars]
-            zeros = [False] * len(linear.outvars)
+        # The policies differ in the operands that calls take without reading them.
+        all_outs, stays = [True] * len(linear.outvars), [v in tangents for v in linear.invars]
+        linear, *_ = jax_dce_jaxpr(linear, all_outs, stays)
+        flags = [v in tangents for v in linear.invars]
+        known = self._transposed
+        if known is None or known[0] != flags or not same(known[1], linear):
+            zeros = [False] * len(all_outs)
             transpose, *_ = ad_checkpoint.transpose_jaxpr(close_jaxpr(linear), flags, zeros)
-            self._transposed = key, linear, open_jaxpr(transpose)
-        _, linear, transpose = self._transposed
-        return recomputed.eqns, [v for v in linear.invars if v not in tangents], transpose
+            known = self._transposed = flags, linear, open_jaxpr(transpose)
+        return recomputed.eqns, [v for v in linear.invars if v not in tangents], known[2]

@@ -34,7 +34,7 @@ from jaxprtool.commands.cost.rules import (
 )
 from jaxprtool.ir.backends import cached_method
 from jaxprtool.ir.equations import fields_of, size_in_bytes
-from jaxprtool.ir.regions import Regions, ShardMap, regions, run_jaxprs, view
+from jaxprtool.ir.regions import Regions, ShardMap, regions, run_jaxprs
 from jaxprtool.ir.rules import rule
 from jaxprtool.ir.symbols import Sizes
 from jaxprtool.ir.traits import traits
@@ -188,10 +188,10 @@ class BodyCosts:
 
     def _devices(self, eqn: JaxprEqn) -> int:
         """Return the number of devices that a call runs its body on."""
-        if id(eqn) not in self._meshes:
-            of = view(eqn)
-            self._meshes[id(eqn)] = of.mesh.size if isinstance(of, ShardMap) else 1
-        return self._meshes[id(eqn)]
+        if eqn.primitive.name not in ShardMap.primitives:
+            return 1
+        self._meshes[id(eqn)] = size = ShardMap.of(eqn).mesh.size
+        return size
 
     @property
     def has_mesh(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 from jaxprtool.analysis.devices import ANY_UNIT, DeviceSpec
@@ -147,7 +148,6 @@ class Cost(Printed):
     copies: tuple[InsertedCopy, ...] | None = None
 
 
-@without_collector()
 def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     """Estimate the cost of a program, in total and by groups of its equations.
 
@@ -159,25 +159,60 @@ def cost(program: Program | AnyJaxpr, by: By = "line") -> Cost:
     Returns:
         The cost. If sizes are symbolic, its numbers are polynomials in them.
     """
-    about = program_signature(program)
-    typical = dict.fromkeys(symbols_of(about.jaxpr), TYPICAL_SIZE)
-    bodies, order = BodyCosts(typical), _order(typical)
-    jaxpr = about.jaxpr
-    groups = _groups(by, about, bodies)
-    collectives = []
-    if bodies.communicates:
-        collectives = _named(Sums(bodies, ByName(collective_of))[jaxpr], str)
-    return Cost(
-        about.name,
-        by,
-        _total(bodies, jaxpr),
-        _total(bodies, jaxpr, all_devices=False) if bodies.has_mesh else None,
-        tuple(sorted(groups, key=order)),
-        tuple(sorted((group for group in collectives if group.name), key=order)),
-        dict(bodies.unknown),
-        left_to_partitioner(program),
-        dead=_dead(bodies, jaxpr),
-    )
+    return ProgramCost(program).by(by)
+
+
+class ProgramCost:
+    """The cost of a program by several criteria; the cost of each equation is estimated once.
+
+    Args:
+        program: A `Program`, or a jaxpr.
+    """
+
+    def __init__(self, program: Program | AnyJaxpr) -> None:
+        self._program, self._about = program, program_signature(program)
+        self._typical = dict.fromkeys(symbols_of(self._about.jaxpr), TYPICAL_SIZE)
+        self._bodies = BodyCosts(self._typical)
+
+    @without_collector()
+    def by(self, by: By) -> Cost:
+        """Return the cost by a criterion, as `cost` does."""
+        bodies, order, jaxpr = self._bodies, _order(self._typical), self._about.jaxpr
+        groups = _groups(by, self._about, bodies)
+        collectives = []
+        if bodies.communicates:
+            collectives = _named(Sums(bodies, ByName(collective_of))[jaxpr], str)
+        whole, per_device, dead = self._totals
+        return Cost(
+            self._about.name,
+            by,
+            whole,
+            per_device,
+            tuple(sorted(groups, key=order)),
+            tuple(sorted((group for group in collectives if group.name), key=order)),
+            dict(bodies.unknown),
+            left_to_partitioner(self._program),
+            dead=dead,
+        )
+
+    @cached_property
+    def _totals(self) -> tuple[Group, Group | None, Group | None]:
+        """The cost of the program, on one device if it has a mesh, and of its dead equations."""
+        bodies, jaxpr = self._bodies, self._about.jaxpr
+        whole = _total(bodies, jaxpr)
+        per_device = _total(bodies, jaxpr, all_devices=False) if bodies.has_mesh else None
+        return whole, per_device, _dead(bodies, jaxpr)
+
+    @without_collector()
+    def by_frame(self) -> list[FrameCost]:
+        """Return the cost by scope and line."""
+        jaxpr, frames = self._about.jaxpr, frames_now(self._about.roots)
+        grouping = ByFrame(ByScope(jaxpr, self._about.roots), ByLine(LineReader(frames)))
+        by_path = added_tallies(
+            ((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally)
+            for (scope, line), tally in Sums(self._bodies, grouping)[jaxpr].items()
+        )
+        return [FrameCost(path, tally.most) for path, tally in by_path.items()]
 
 
 @without_collector()
@@ -540,20 +575,6 @@ class FrameCost(NamedTuple):
 
     path: tuple[str, ...]
     work: Work
-
-
-@without_collector()
-def cost_by_frame(program: Program | AnyJaxpr) -> list[FrameCost]:
-    """Estimate the cost of a program by scope and line."""
-    about = program_signature(program)
-    jaxpr, frames = about.jaxpr, frames_now(about.roots)
-    grouping = ByFrame(ByScope(jaxpr, about.roots), ByLine(LineReader(frames)))
-    sums = Sums(BodyCosts(dict.fromkeys(symbols_of(jaxpr), TYPICAL_SIZE)), grouping)[jaxpr]
-    by_path = added_tallies(
-        ((*scope, f"{frames.path(line.file)}:{line.line}" if line else ""), tally)
-        for (scope, line), tally in sums.items()
-    )
-    return [FrameCost(path, tally.most) for path, tally in by_path.items()]
 
 
 class ByFrame:

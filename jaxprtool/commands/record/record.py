@@ -342,7 +342,7 @@ class _ReadPrograms:
 def _details(program: Program) -> Details:
     """Return the facts about a program for the page."""
     from jaxprtool.analysis.stats import stats
-    from jaxprtool.commands.cost.estimate import cost, cost_by_frame, work_by_equation
+    from jaxprtool.commands.cost.estimate import ProgramCost, work_by_equation
     from jaxprtool.commands.memory.estimate import memory
     from jaxprtool.commands.record.page import Details
 
@@ -351,13 +351,14 @@ def _details(program: Program) -> Details:
         needed = memory(program)
     except JaxprToolError as error:
         needed = str(error)
+    costs = ProgramCost(program)
     return Details(
         program,
         stats(program),
         work_by_equation(program),
-        cost(program, "line"),
+        costs.by("line"),
         needed,
-        cost_by_frame(program),
+        costs.by_frame(),
     )
 
 

@@ -17,6 +17,7 @@ from jaxprtool.commands.shardings.command import compiled_partition
 from jaxprtool.commands.show.command import write_states
 from jaxprtool.errors import ArgumentsError, JaxprToolError, OutputError
 from jaxprtool.ir.documents import document
+from jaxprtool.ir.process import without_collector
 from jaxprtool.recording.folder import PAGE, recorded_run, run_and_program
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def report_command(
             facts = ModuleFacts(work, peak)
             output.write_json(ReportDocument(out, os.path.getsize(out), (), facts))
         return
-    from jaxprtool.commands.cost.estimate import cost, cost_by_frame
+    from jaxprtool.commands.cost.estimate import ProgramCost
     from jaxprtool.commands.kernels.kernels import kernels
     from jaxprtool.commands.opt import steps
     from jaxprtool.commands.report.page import Report, report_views
@@ -113,17 +114,19 @@ def report_command(
             inputs, session.target, seed, backend, device, False, session.on_progress
         )
     session.on_progress("counting")
-    figures = Report(
-        [cost(program, by) for _, program in programs for by in _GROUPINGS],
-        [_memory(program) for _, program in programs],
-        _residuals(traced.program, argnums or 0),
-        times,
-        compiled_partition(session, traced, programs) if compiled else None,
-        frames=[cost_by_frame(program) for _, program in programs],
-        roots=[program.roots for _, program in programs],
-        kernels=[kernels(program) for _, program in programs],
-    )
-    figures = replace(figures, summaries=_summaries(session, programs, figures))
+    with without_collector():
+        costs = [ProgramCost(program) for _, program in programs]
+        figures = Report(
+            [program_cost.by(by) for program_cost in costs for by in _GROUPINGS],
+            [_memory(program) for _, program in programs],
+            _residuals(traced.program, argnums or 0),
+            times,
+            compiled_partition(session, traced, programs) if compiled else None,
+            frames=[program_cost.by_frame() for program_cost in costs],
+            roots=[program.roots for _, program in programs],
+            kernels=[kernels(program) for _, program in programs],
+        )
+        figures = replace(figures, summaries=_summaries(session, programs, figures))
     session.on_progress("rendering")
     shown = ShowOptions(names=True, terse=True, source=True)
     views = partial(report_views, figures)

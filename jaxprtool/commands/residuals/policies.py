@@ -50,6 +50,7 @@ from jaxprtool.ir.equations import (
     type_of,
     with_operands,
 )
+from jaxprtool.ir.equivalence import equivalent
 from jaxprtool.ir.frames import frames_now
 from jaxprtool.ir.process import without_collector
 from jaxprtool.ir.program import Program, Programs, require_program
@@ -237,7 +238,7 @@ class WholeCheckpoint:
         if not all(isinstance(view(eqn), Call | CustomJVP | NoneType) for eqn in holding):
             return None
         with self._as_vjp():
-            recomputed, values, transpose = jvp.transposed(halves.backward)
+            recomputed, values, transpose = jvp.transposed(halves.backward, _are_equal)
         if transpose.constvars or len(transpose.outvars) != len(moving):
             return None
         # All in the variables of the derivative.
@@ -273,6 +274,14 @@ class WholeCheckpoint:
             [*(with_operands(eqn, operands) for eqn in _rounded(forward, halves.residuals)), late],
             self._jaxpr.debug_info._replace(arg_names=None, result_paths=None),
         )
+
+
+def _are_equal(one: Jaxpr, other: Jaxpr) -> bool:
+    """Return True if two jaxprs are known to be the same up to the names of variables."""
+    try:
+        return equivalent(one, other)
+    except UnsupportedError:  # the rule of a custom derivative cannot be traced
+        return False
 
 
 def _rounded(forward: Jaxpr, residuals: Iterable[Atom]) -> Iterator[JaxprEqn]:

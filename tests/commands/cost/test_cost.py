@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxprtool import cost, jaxcompat, trace
 from jaxprtool.analysis.kernels import Kernels
-from jaxprtool.commands.cost.estimate import BY, cost_by_frame
+from jaxprtool.commands.cost.estimate import BY, ProgramCost
 from jaxprtool.commands.cost.rules import Work
 from jaxprtool.commands.cost.table import cost_icicles
 from jaxprtool.extend import rule
@@ -304,7 +304,7 @@ def layers(ws, x):
 def test_flame_graphs_have_the_numbers_of_the_tables():
     program = trace(jax.grad(layers), [jnp.ones((8, 8))] * 3, jnp.ones((8, 8)))
     total = cost(program).total.work
-    flops, size = cost_icicles(cost(program), cost_by_frame(program), line_of)
+    flops, size = cost_icicles(cost(program), ProgramCost(program).by_frame(), line_of)
     assert (flops.quantity, flops.root.amount) == ("FLOPs", total.flops + total.transcendentals)
     assert (size.quantity, size.root.amount) == ("bytes", total.bytes)
     for group in cost(program).groups:
@@ -329,7 +329,7 @@ def test_a_flame_graph_says_that_it_counts_all_branches():
         return x @ x
 
     program = trace(lambda flag, x: lax.cond(flag, cube, square, x), True, jnp.ones((16, 16)))
-    flops, _ = cost_icicles(cost(program), cost_by_frame(program), line_of)
+    flops, _ = cost_icicles(cost(program), ProgramCost(program).by_frame(), line_of)
     total = cost(program).total.work
     assert flops.root.amount > total.flops
     assert "all branches of conditionals; a run takes at most " in flops.note
@@ -337,4 +337,4 @@ def test_a_flame_graph_says_that_it_counts_all_branches():
 
 def test_symbolic_sizes_have_no_flame_graph():
     program = trace(jnp.sin, *read_args("f32[n]")[0])
-    assert cost_icicles(cost(program), cost_by_frame(program), line_of) == []
+    assert cost_icicles(cost(program), ProgramCost(program).by_frame(), line_of) == []

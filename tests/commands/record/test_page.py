@@ -12,7 +12,7 @@ import pytest
 
 import jaxprtool
 from jaxprtool.analysis.stats import stats
-from jaxprtool.commands.cost.estimate import cost, cost_by_frame, work_by_equation
+from jaxprtool.commands.cost.estimate import ProgramCost, cost, work_by_equation
 from jaxprtool.commands.memory.estimate import memory
 from jaxprtool.commands.record.page import Details, record_cell, run_page, with_listing
 from jaxprtool.recording.recorded_run import Run
@@ -31,7 +31,7 @@ def details(run, files=None):
         work_by_equation(program),
         cost(program, "line"),
         memory(program),
-        cost_by_frame(program),
+        ProgramCost(program).by_frame(),
     )
     return dict.fromkeys(files or [each.file for each in with_listing(run)], found)
 

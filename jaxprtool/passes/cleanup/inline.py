@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from jaxprtool import jaxcompat
 from jaxprtool.errors import PipelineError, did_you_mean
@@ -103,14 +103,16 @@ class Inline(Pass):
         sows = Contains(lambda eqn: eqn.primitive is sow_p)
 
         # An equation with other operands has the same parameters and context.
-        known: dict[tuple[int, int], tuple[JaxprEqn, ClosedJaxpr | None]] = {}
+        known: dict[tuple[int, int], tuple[JaxprEqn, _Inlined | None]] = {}
 
-        def opened(eqn: JaxprEqn) -> ClosedJaxpr | None:
+        def opened(eqn: JaxprEqn) -> _Inlined | None:
             """Return the body of a call that may be inlined; None for every other equation."""
             key = id(eqn.params), id(eqn.ctx)
-            if key not in known:  # asked for when the lengths are counted, and when it is inlined
-                known[key] = eqn, body_of(eqn)
-            return known[key][1]
+            if (found := known.get(key)) is None:
+                # Asked for when the lengths are counted, and when it is inlined.
+                body = body_of(eqn)
+                found = known[key] = eqn, None if body is None else _Inlined.of(body)
+            return found[1]
 
         def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
             if traits(eqn).call not in self.calls or (not self.force and has_own_settings(eqn)):
@@ -127,15 +129,27 @@ class Inline(Pass):
 
         def visitor(writer: Writer) -> RewriteRule:
             def rule(eqn: JaxprEqn) -> Sequence[Atom] | None:
-                body = opened(eqn)
-                if body is None or jaxcompat.open_jaxpr(body) in stay or not writer.can_hold(body):
+                call = opened(eqn)
+                if call is None or call.jaxpr in stay or not writer.can_hold(call.body):
                     return None
-                calls_inside = not is_flat(jaxcompat.open_jaxpr(body))
-                return writer.splice(body, eqn.invars, eqn, rule=rule if calls_inside else None)
+                return writer.splice(call.body, eqn.invars, eqn, rule=None if call.flat else rule)
 
             return rule
 
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor, outside_in=True, flat=False))
+
+
+class _Inlined(NamedTuple):
+    """The body of a call that may be inlined: closed, open, and whether it has no calls or loops."""
+
+    body: ClosedJaxpr
+    jaxpr: Jaxpr
+    flat: bool
+
+    @classmethod
+    def of(cls, body: ClosedJaxpr) -> _Inlined:
+        jaxpr = jaxcompat.open_jaxpr(body)
+        return cls(body, jaxpr, is_flat(jaxpr))
 
 
 @dataclass(frozen=True)
@@ -168,7 +182,7 @@ class InlineExported(Pass):
         return program.replace(jaxpr=rewrite(program.jaxpr, visitor))
 
 
-def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None]) -> set[Jaxpr]:
+def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], _Inlined | None]) -> set[Jaxpr]:
     """Return the open bodies whose calls must stay to bound the growth of the program."""
     calls: dict[Jaxpr, list[Jaxpr]] = {}  # the bodies to inline, by the body that calls them
     other_bodies = [jaxcompat.open_jaxpr(jaxpr)]  # the bodies of all other equations
@@ -176,8 +190,10 @@ def _too_long(jaxpr: AnyJaxpr, opened: Callable[[JaxprEqn], ClosedJaxpr | None])
     def explore(body: Jaxpr) -> None:
         called, others = [], []
         for eqn in () if is_flat(body) else body.eqns:
-            if (inner := opened(eqn)) is not None:
-                called.append(jaxcompat.open_jaxpr(inner))
+            if (call := opened(eqn)) is not None:
+                called.append(call.jaxpr)
+                if call.flat:
+                    calls[call.jaxpr] = []
             else:
                 others += [inner for _, inner in bodies(eqn)]
         for inner in (*called, *others):

@@ -7,7 +7,7 @@ import builtins
 import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -420,12 +420,44 @@ class Value:
         return size if isinstance(size, int) or self.scope is None else self.scope.number(size)
 
 
+class Enclosing:
+    """An equation whose body contains others, and the equations around it.
+
+    What is true inside of any of them is found once for each, however deep the bodies are nested.
+
+    Attributes:
+        eqn: The equation.
+        outer: The equation around it; None at the top level.
+        path: The equations around it, the outermost first, and its own.
+        is_backward: Whether one of them belongs to the backward part of a gradient.
+        is_checkpointed: Whether one of them is a call of `jax.checkpoint`.
+        has_rule: Whether one of them is a function with its own derivative.
+        is_outlined: Whether XLA compiles one of them once, by the pass `outline`.
+    """
+
+    __slots__ = (
+        *("eqn", "has_rule", "is_backward", "is_checkpointed", "is_outlined", "outer"),
+        "path",
+    )
+
+    def __init__(self, eqn: JaxprEqn, outer: Enclosing | None) -> None:
+        self.eqn, self.outer = eqn, outer
+        self.path: tuple[JaxprEqn, ...] = (*(outer.path if outer else ()), eqn)
+        row = traits(eqn)
+        self.is_backward: bool = bool(outer and outer.is_backward) or is_backward(eqn)
+        self.is_checkpointed: bool = bool(outer and outer.is_checkpointed) or row.call == "remat"
+        self.has_rule: bool = bool(outer and outer.has_rule) or row.custom_derivative
+        self.is_outlined: bool = bool(outer and outer.is_outlined) or (
+            row.call == "jit" and jaxcompat.mark_of(eqn) != "plain"
+        )
+
+
 class Node:
     """An equation of a scope.
 
     Attributes:
         eqn: The equation.
-        around: The equations whose bodies contain it, the outermost first.
+        enclosing: The innermost equation whose body contains it; None at the top level.
         scope: The scope that it is in.
         ins: Its operands.
         outs: Its results.
@@ -434,11 +466,11 @@ class Node:
         is_live: Whether a result or an effect of the program depends on it.
     """
 
-    __slots__ = ("around", "eqn", "held", "inner", "ins", "is_live", "outs", "scope")
+    __slots__ = ("enclosing", "eqn", "held", "inner", "ins", "is_live", "outs", "scope")
 
-    def __init__(self, eqn: JaxprEqn, around: tuple[JaxprEqn, ...], scope: Scope):
+    def __init__(self, eqn: JaxprEqn, enclosing: Enclosing | None, scope: Scope):
         self.eqn = eqn
-        self.around = around
+        self.enclosing = enclosing
         self.scope = scope
         self.ins: tuple[Value, ...] = ()
         self.outs: tuple[Value, ...] = ()
@@ -457,6 +489,11 @@ class Node:
         return traits(self.eqn)
 
     @property
+    def around(self) -> tuple[JaxprEqn, ...]:
+        """The equations whose bodies contain it, the outermost first."""
+        return self.enclosing.path if self.enclosing else ()
+
+    @property
     def path(self) -> tuple[JaxprEqn, ...]:
         """The equations around it, and its own."""
         return (*self.around, self.eqn)
@@ -464,17 +501,22 @@ class Node:
     @property
     def is_backward(self) -> bool:
         """True if it belongs to the backward part of a gradient."""
-        return any(map(is_backward, self.path))
+        return bool(self.enclosing and self.enclosing.is_backward) or is_backward(self.eqn)
 
     @property
     def is_checkpointed(self) -> bool:
         """True if it is in a call of `jax.checkpoint`."""
-        return any(traits(eqn).call == "remat" for eqn in self.around)
+        return bool(self.enclosing and self.enclosing.is_checkpointed)
 
     @property
     def has_rule(self) -> bool:
         """True if it is in a function with its own derivative."""
-        return any(traits(eqn).custom_derivative for eqn in self.around)
+        return bool(self.enclosing and self.enclosing.has_rule)
+
+    @property
+    def is_outlined(self) -> bool:
+        """True if it is in a call that XLA compiles once, by the pass `outline`."""
+        return bool(self.enclosing and self.enclosing.is_outlined)
 
     @property
     def operations(self) -> int:
@@ -485,6 +527,18 @@ class Node:
     def bytes(self) -> int:
         """The bytes of its results, in all its runs."""
         return sum(value.bytes for value in self.outs) * self.scope.runs
+
+
+def enclosing_equations(nodes: Iterable[Node]) -> Iterator[Enclosing]:
+    """Yield the equations around some equations, each after those around it, and once."""
+    seen = set[int]()
+    for node in nodes:
+        new, enclosing = list[Enclosing](), node.enclosing
+        while enclosing is not None and id(enclosing) not in seen:
+            seen.add(id(enclosing))
+            new.append(enclosing)
+            enclosing = enclosing.outer
+        yield from reversed(new)
 
 
 class LintedKernel(NamedTuple):
@@ -572,10 +626,10 @@ class GraphBuilder:
 
     def program(self, top: Jaxpr) -> Scope:
         """Return the graph of a program's open jaxpr."""
-        return self._body(jaxcompat.close_jaxpr(top), None, 0, 1, ())
+        return self._body(jaxcompat.close_jaxpr(top), None, 0, 1, None)
 
     def _body(
-        self, closed: Any, parent: Node | None, number: int, runs: int, around: tuple[JaxprEqn, ...]
+        self, closed: Any, parent: Node | None, number: int, runs: int, enclosing: Enclosing | None
     ) -> Scope:
         scope = Scope(parent, number, runs, self._sizes, self._operations)
         jaxpr = jaxcompat.open_jaxpr(closed)
@@ -583,7 +637,7 @@ class GraphBuilder:
         for i, var in enumerate(jaxpr.invars):
             env[var] = Value(var.aval, scope, None, i)
             scope.arguments.append(env[var])
-        self._add(scope, closed, env, around)
+        self._add(scope, closed, env, enclosing)
         for atom in jaxpr.outvars:
             value = _literal(atom) if type(atom) is Literal else env[atom]
             value.is_result = True
@@ -591,7 +645,7 @@ class GraphBuilder:
         return scope
 
     def _add(
-        self, scope: Scope, closed: Any, env: dict[Var, Value], around: tuple[JaxprEqn, ...]
+        self, scope: Scope, closed: Any, env: dict[Var, Value], enclosing: Enclosing | None
     ) -> None:
         """Add the equations of a body, whose arguments are known, to a scope."""
         jaxpr = jaxcompat.open_jaxpr(closed)
@@ -608,9 +662,9 @@ class GraphBuilder:
             if control is not None and not self._may_enter(control):
                 control = None
             if control is not None and control.kind == "call":
-                self._open(scope, control, ins, env, (*around, eqn))
+                self._open(scope, control, ins, env, Enclosing(eqn, enclosing))
                 continue
-            node = Node(eqn, around, scope)
+            node = Node(eqn, enclosing, scope)
             node.ins = ins
             for value in ins:
                 value.readers.append(node)
@@ -634,11 +688,11 @@ class GraphBuilder:
         control: Regions,
         ins: tuple[Value, ...],
         env: dict[Var, Value],
-        around: tuple[JaxprEqn, ...],
+        enclosing: Enclosing | None,
     ) -> None:
         (closed,), (body,), (region,) = control.bodies, control.jaxprs, control.regions
         inner_env = {var: ins[i] for i, var in zip(region.ins, body.invars, strict=True)}
-        self._add(scope, closed, inner_env, around)
+        self._add(scope, closed, inner_env, enclosing)
         for out, atom in zip(region.outs, body.outvars, strict=True):
             assert out is not None
             value = _literal(atom) if type(atom) is Literal else inner_env[atom]
@@ -651,11 +705,11 @@ class GraphBuilder:
         node.held = control
         count = trip_count(control)
         runs = node.scope.runs * (1 if count is None else node.scope.number(count))
-        scopes = []
+        scopes, enclosing = [], Enclosing(node.eqn, node.enclosing)
         for number, (closed, region) in enumerate(
             zip(control.bodies, control.regions, strict=True)
         ):
-            scope = self._body(closed, node, number, runs, node.path)
+            scope = self._body(closed, node, number, runs, enclosing)
             pairs = zip(scope.arguments, region.ins, region.loop_invariant, strict=True)
             for value, place, is_same in pairs:
                 value.outer = node.ins[place] if is_same else None

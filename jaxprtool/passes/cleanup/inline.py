@@ -140,7 +140,7 @@ class Inline(Pass):
 
 
 class _Inlined(NamedTuple):
-    """The body of a call that may be inlined: closed, open, and whether it has no calls or loops."""
+    """The body of a call that may be inlined, closed and open, and whether it is flat."""
 
     body: ClosedJaxpr
     jaxpr: Jaxpr

@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxprtool import jaxcompat
 from jaxprtool.commands.cost.rules import trip_count
 from jaxprtool.commands.lint.graph import LintedProgram, Node, Scope, Value, ends, origin
 from jaxprtool.commands.lint.lint import Found, lint_rule
 from jaxprtool.ir.documents import plural
 from jaxprtool.ir.equations import type_of
 from jaxprtool.ir.regions import Regions, Scan, copies_of_body
-from jaxprtool.ir.traits import traits
 from jaxprtool.jaxcompat.source_locations import UserFrame, selects_branches
 
 # --- loops ----------------------------------------------------------------------------------------
@@ -703,7 +701,7 @@ def unrolled_python_loops(program: LintedProgram) -> Iterator[Found]:
 def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
     by_loop = defaultdict[tuple[str, int], list[Node]](list)
     for node in scope.nodes:
-        if node.is_live and not node.is_backward and not _is_outlined(node):
+        if node.is_live and not node.is_backward and not node.is_outlined:
             for place in _loops(program, node):
                 by_loop[place].append(node)
     taken = set[Node]()
@@ -719,12 +717,6 @@ def _in_scope(program: LintedProgram, scope: Scope) -> Iterator[Found]:
             "use jax.lax.scan over stacked values, or the pass roll (-p roll)",
             f"{len(nodes) - per_iteration:,} equations more to trace, lower and compile",
         )
-
-
-def _is_outlined(node: Node) -> bool:
-    """Return True if an equation is in a call that XLA compiles once, by the pass `outline`."""
-    calls = (eqn for eqn in node.around if traits(eqn).call == "jit")
-    return any(jaxcompat.mark_of(eqn) != "plain" for eqn in calls)
 
 
 def _loops(program: LintedProgram, node: Node) -> dict[tuple[str, int], None]:

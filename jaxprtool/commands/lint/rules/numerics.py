@@ -15,6 +15,7 @@ from jaxprtool.commands.lint.graph import (
     Node,
     Value,
     ancestors,
+    enclosing_equations,
     ends,
     has_derivative,
     is_same,
@@ -915,40 +916,43 @@ def useless_checkpoints(program: LintedProgram) -> Iterator[Found]:
     if total < LEAST_OPERATIONS:
         return
     seen, around_others = set[int](), set[int]()
-    for node in program.nodes:
-        calls = [eqn for eqn in node.around if traits(eqn).call == "remat"]
-        around_others.update(map(id, calls[:-1]))
-    for node in program.nodes:
-        for depth, eqn in enumerate(node.around):
-            if traits(eqn).call != "remat" or id(eqn) in seen or node.scope.parent is not None:
-                continue
-            seen.add(id(eqn))
-            call = node.path[: depth + 1]
-            operations = program.top.number(node.scope.count.of(eqn))
-            is_whole = operations >= _WHOLE * total and id(eqn) not in around_others
-            if eqn.params.get("policy") is None and is_whole:
-                yield Found(
-                    call if program.frame_of(call) else None,
-                    "one checkpoint holds nearly all of the function: it does not lower the peak",
-                    "checkpoint parts (each layer), or remove it",
-                    "{flops} that a GPU or TPU computes again in the backward pass (XLA for "
-                    "the CPU merges them with the forward pass)",
-                    flops=operations,
-                )
+    for enclosing in enclosing_equations(program.nodes):
+        if _is_checkpoint(enclosing.eqn):
+            around_others.update(map(id, filter(_is_checkpoint, enclosing.path[:-1])))
+    for enclosing in enclosing_equations(n for n in program.nodes if n.scope is program.top):
+        eqn, call = enclosing.eqn, enclosing.path
+        if not _is_checkpoint(eqn) or id(eqn) in seen:
+            continue
+        seen.add(id(eqn))
+        operations = program.top.number(program.top.count.of(eqn))
+        is_whole = operations >= _WHOLE * total and id(eqn) not in around_others
+        if eqn.params.get("policy") is None and is_whole:
+            yield Found(
+                call if program.frame_of(call) else None,
+                "one checkpoint holds nearly all of the function: it does not lower the peak",
+                "checkpoint parts (each layer), or remove it",
+                "{flops} that a GPU or TPU computes again in the backward pass (XLA for "
+                "the CPU merges them with the forward pass)",
+                flops=operations,
+            )
+
+
+def _is_checkpoint(eqn: JaxprEqn) -> bool:
+    return traits(eqn).call == "remat"
 
 
 def _saving_everything(program: LintedProgram) -> Iterator[Found]:
     """Yield a finding for each checkpoint whose policy saves everything."""
     seen = set[int]()
-    for node in program.nodes:
-        for depth, eqn in enumerate(node.around):
-            policy, call = eqn.params.get("policy"), node.path[: depth + 1]
-            if policy is jax.checkpoint_policies.everything_saveable and id(eqn) not in seen:
-                seen.add(id(eqn))
-                yield Found(
-                    call if program.frame_of(call) else None,
-                    "the policy of this checkpoint saves everything: it does not lower the peak",
-                    "use another policy, such as nothing_saveable or dots_saveable, or remove the "
-                    "checkpoint",
-                    "the memory of all residuals",
-                )
+    for enclosing in enclosing_equations(program.nodes):
+        eqn, call = enclosing.eqn, enclosing.path
+        policy = eqn.params.get("policy")
+        if policy is jax.checkpoint_policies.everything_saveable and id(eqn) not in seen:
+            seen.add(id(eqn))
+            yield Found(
+                call if program.frame_of(call) else None,
+                "the policy of this checkpoint saves everything: it does not lower the peak",
+                "use another policy, such as nothing_saveable or dots_saveable, or remove the "
+                "checkpoint",
+                "the memory of all residuals",
+            )

@@ -687,8 +687,7 @@ class Call(View):
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Call:
         body, per_operand, per_out = CALLS[eqn.primitive.name]
-        params = eqn.params
-        made = object.__new__(cls)
+        params, made = eqn.params, object.__new__(cls)
         # Every pass makes the view of each call; `__init__` of a frozen class sets field by field.
         vars(made).update(
             eqn=eqn,

@@ -556,7 +556,7 @@ class CheckpointedJvp:
         self.consts, self.has_tangent = list(jvp.consts), list(has_tangent)
         self.jaxpr = internal_pe.convert_constvars_jaxpr(open_jaxpr(jvp))
         self.arguments = self.jaxpr.invars[: len(self.consts) + len(eqn.invars)]
-        self._transposed: tuple[Sequence[bool], Jaxpr, Jaxpr] | None = None
+        self._transposed: tuple[Sequence[bool], Any, Any] = (), None, None
 
     def halves(self, policy: Policy) -> CheckpointHalves:
         """Return what the two passes compute under a policy."""
@@ -576,25 +576,20 @@ class CheckpointedJvp:
         """Return the backward half with its linear part transposed.
 
         Returns the equations that recompute values, the values that the transpose reads, and the
-        transpose, a jaxpr of these and the cotangents of results.
-
-        Args:
-            backward: The backward half.
-            same: Returns whether two jaxprs are the same up to the names of variables. The linear
-                part is that of most policies, so it is transposed once for them.
+        transpose, a jaxpr of these and the cotangents of results. It is made once for linear parts
+        that are the `same` up to the names of variables, as those of most policies.
         """
         tangents = set(self.jaxpr.invars[len(self.arguments) :])
         moves = [v in tangents for v in backward.invars]
         recomputed, linear, *_ = internal_pe.partial_eval_jaxpr_custom(
             backward, moves, [True] * len(moves), False, False, lambda *_, **__: True
         )
-        # The policies differ in the operands that calls take without reading them.
-        all_outs, stays = [True] * len(linear.outvars), [v in tangents for v in linear.invars]
-        linear, *_ = jax_dce_jaxpr(linear, all_outs, stays)
+        # The linear parts differ in the operands that calls take without reading them.
+        count, stays = len(linear.outvars), [v in tangents for v in linear.invars]
+        linear, *_ = jax_dce_jaxpr(linear, [True] * count, stays)
         flags = [v in tangents for v in linear.invars]
-        known = self._transposed
-        if known is None or known[0] != flags or not same(known[1], linear):
-            zeros = [False] * len(all_outs)
+        if self._transposed[0] != flags or not same(self._transposed[1], linear):
+            zeros = [False] * count
             transpose, *_ = ad_checkpoint.transpose_jaxpr(close_jaxpr(linear), flags, zeros)
-            known = self._transposed = flags, linear, open_jaxpr(transpose)
-        return recomputed.eqns, [v for v in linear.invars if v not in tangents], known[2]
+            self._transposed = flags, linear, open_jaxpr(transpose)
+        return recomputed.eqns, [v for v in linear.invars if v not in tangents], self._transposed[2]

@@ -687,17 +687,15 @@ class Call(View):
     @classmethod
     def of(cls, eqn: JaxprEqn) -> Call:
         body, per_operand, per_out = CALLS[eqn.primitive.name]
-        params, made = eqn.params, object.__new__(cls)
-        # Every pass makes the view of each call; `__init__` of a frozen class sets field by field.
-        vars(made).update(
-            eqn=eqn,
-            operands=tuple(eqn.invars),
-            outs=tuple(eqn.outvars),
-            body=jaxcompat.close_jaxpr(params[body]),
-            operand_params={k: params[k] for k in per_operand if isinstance(params.get(k), tuple)},
-            out_params={k: params[k] for k in per_out if isinstance(params.get(k), tuple)},
+        params = eqn.params
+        return cls(
+            eqn,
+            tuple(eqn.invars),
+            tuple(eqn.outvars),
+            jaxcompat.close_jaxpr(params[body]),
+            {k: params[k] for k in per_operand if isinstance(params.get(k), tuple)},
+            {k: params[k] for k in per_out if isinstance(params.get(k), tuple)},
         )
-        return made
 
     def entries(self, operands: Sequence[int | None], results: Sequence[int | None]) -> Params:
         """Return the parameters with an entry per operand or result; new ones have no options."""

@@ -576,8 +576,7 @@ class CheckpointedJvp:
         """Return the backward half with its linear part transposed.
 
         Returns the equations that recompute values, the values that the transpose reads, and the
-        transpose, a jaxpr of these and the cotangents of results. It is made once for linear parts
-        that are the `same` up to the names of variables, as those of most policies.
+        transpose: that of the last policy if the linear parts are the `same` up to variables.
         """
         tangents = set(self.jaxpr.invars[len(self.arguments) :])
         moves = [v in tangents for v in backward.invars]

@@ -167,8 +167,7 @@ def _absent_tpu(backend: str, topology: str) -> Sequence[jax.Device]:
     except Exception as error:  # plug-ins may raise anything
         reason = _first_line(error)
         if "lockfile" in reason:
-            reason = "another process uses libtpu"
-            hint = "ALLOW_MULTIPLE_LIBTPU_LOAD=1 compiles beside it"
+            reason, hint = "another process uses libtpu", "set ALLOW_MULTIPLE_LIBTPU_LOAD=1"
         raise BackendError(f"{failed}: {reason}", hint) from error
 
 

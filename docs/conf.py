@@ -39,7 +39,7 @@ nitpick_ignore_regex = [
     ("py:.*", r"(By|InsertedCopy)"),  # in a class whose types are imported by type checkers only
     ("py:.*", r"(jaxprtool\..*\.)?[A-Z]"),
     ("py:.*", r"jaxprtool\.(ir|jaxcompat|render|formats|loading|execute|passes\.mapping)\..*"),
-    ("py:.*", r"jaxprtool\.commands\.lint\.graph\.(SourceReader|LintedKernel)"),
+    ("py:.*", r"jaxprtool\.commands\.lint\.graph\.(Enclosing|LintedKernel|SourceReader)"),
 ]
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

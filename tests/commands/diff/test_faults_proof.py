@@ -53,6 +53,9 @@ ZOO = sorted(path.stem for path in (ROOT / "tests/models/zoo").glob("[!_]*.py"))
 #: Models that trace to another program with another hash seed: NumPyro adds terms in a set's order.
 HASHED = ("numpyro_svi",)
 
+#: Models whose program has a pointer as a constant, another one in each process: to KLU's factors.
+POINTING = ("sax_interferometer",)
+
 #: LLVM without optimizations: the modules are the same, and compiled in half the time.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
@@ -297,6 +300,8 @@ def test_a_program_that_is_compiled_again_is_the_same(name, tmp_path, processes)
     with installed(name) as program:
         module = compiled(program)
         assert diff_modules(module, compiled(program)).is_same
+    if name in POINTING:
+        pytest.skip("the program of another process has another constant")
     # The environment of the tests, with its settings of JAX, and another hash seed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     environment |= {"PYTHONHASHSEED": "0"} if name in HASHED else {}

@@ -28,7 +28,7 @@ def test_what_another_release_changes_has_a_line(name):
     target = f"tests.models.zoo.{name}:model"
     passes = BEFORE_FILES.get(name)
     (change,) = upgraded([target], OTHER, sys.executable, passes=passes, factory=True).targets
-    if any(error in change.error for error in NOT_INSTALLED):
+    if any(error in change.error for error in NOT_INSTALLED) and "jaxprtool" not in change.error:
         pytest.skip(change.error)
     assert not change.error
     assert change.values in ("the same bits", "within rounding"), change.differing_results
